@@ -24,10 +24,11 @@ LAYERS: Final = (
     ("training", ("training", "generation")),
     ("model", ("model",)),
     ("side by side", ("checker", "sharding", "runtime")),
+    ("evaluation", ("eval", "jaxpr")),
     ("ir", ("ir",)),
     ("ops", ("ops",)),
     ("proto", ("proto",)),
-    ("ground", ("errors", "compat")),
+    ("ground", ("errors", "compat", "debug", "limits")),
 )
 """Layers, top down. A module imports from its own package and from layers below (tests/test_architecture.py)."""
 MOST_LINES_PER_OPERATOR: Final = 20.1

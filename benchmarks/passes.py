@@ -18,7 +18,7 @@ import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
 import onnx2jax
-from onnx2jax.runtime.cpu import pipeline
+from onnx2jax.jaxpr import pipeline
 from tests.zoo.net import Net
 
 from . import networks

@@ -1,4 +1,4 @@
-"""Measures the trade-offs behind the thresholds in onnx2jax/runtime/limits.py on this machine.
+"""Measures the trade-offs behind the thresholds in onnx2jax/limits.py on this machine.
 
 python -m benchmarks.thresholds
 """

@@ -14,11 +14,14 @@ if TYPE_CHECKING:
     from . import backend
     from .checker.check import Report, check
     from .data import demo_decoder, demo_model, demo_training_model
+    from .eval.node_errors import DeviationWarning
     from .generation.beam import Beams
     from .generation.decoder import Decoder, Generation
     from .generation.files import decoder
     from .generation.sampling import Sampling
     from .ir.file import OnnxFile, read
+    from .jaxpr.pipeline import OptimizationWarning
+    from .jaxpr.portable import portable
     from .model.calls.outputs import DeclarationWarning
     from .model.convert import convert
     from .model.devices.cost import Cost, cost
@@ -28,9 +31,6 @@ if TYPE_CHECKING:
     from .model.model import Model
     from .ops.registry import MayBeEmpty, Shaped, Static, op, supported
     from .runtime.compile import RecompilationWarning
-    from .runtime.cpu.pipeline import OptimizationWarning
-    from .runtime.node_errors import DeviationWarning
-    from .runtime.portable import portable
     from .session import (
         ExecutionMode,
         GraphOptimizationLevel,
@@ -121,7 +121,7 @@ _MODULES: Final = {
     "Cost": "model.devices.cost",
     "DeclarationWarning": "model.calls.outputs",
     "Decoder": "generation.decoder",
-    "DeviationWarning": "runtime.node_errors",
+    "DeviationWarning": "eval.node_errors",
     "ExecutionMode": "session",
     "ExportedModel": "model.files.exported",
     "FineTuning": "training.finetune",
@@ -132,7 +132,7 @@ _MODULES: Final = {
     "MayBeEmpty": "ops.registry",
     "Model": "model.model",
     "OnnxFile": "ir.file",
-    "OptimizationWarning": "runtime.cpu.pipeline",
+    "OptimizationWarning": "jaxpr.pipeline",
     "Plan": "sharding.plans",
     "RecompilationWarning": "runtime.compile",
     "Report": "checker.check",
@@ -163,7 +163,7 @@ _MODULES: Final = {
     "next_token_loss": "training.decoders",
     "op": "ops.registry",
     "pack_texts": "training.packing",
-    "portable": "runtime.portable",
+    "portable": "jaxpr.portable",
     "read": "ir.file",
     "save": "model.files.save",
     "save_checkpoint": "training.checkpoint",

@@ -20,8 +20,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from onnx2jax import compat
 from onnx2jax.compat import config, programs, tracing
 from onnx2jax.errors import ProcessError
-from onnx2jax.runtime.cpu import fold_batchnorm
-from onnx2jax.runtime.cpu.jaxpr_rewrite import Program, branch_for
+from onnx2jax.jaxpr.passes.any import fold_batchnorm
+from onnx2jax.jaxpr.program import Program, branch_for
 from onnx2jax.sharding.processes import exchange
 from tests.support.helpers import ROOT, mesh
 from tests.support.sources import sources

@@ -34,7 +34,9 @@ NEWEST = (
     "tests/model/calls/test_dispatch.py",
     "tests/model/files/test_export.py",  # jax.export, symbolic extents
     "tests/model/test_transforms.py",
-    "tests/runtime",  # passes over the jaxpr: primitives and their parameters
+    "tests/eval",
+    "tests/jaxpr",  # primitives and their parameters
+    "tests/runtime",
     "tests/sharding/test_explicit_axes.py",  # jax.set_mesh, shard_map
     "tests/sharding/test_processes.py",  # jax.distributed
     "tests/generation/test_steps.py",  # donated buffers, loops on the device

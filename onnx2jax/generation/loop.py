@@ -18,7 +18,7 @@ from jax import lax
 
 from .. import compat
 from ..errors import InputValueError
-from ..runtime.cpu.pipeline import Options
+from ..jaxpr.pipeline import Options
 from ..runtime.executable import Executable, Kept, compiled_to_keep, unless_configured
 from ..runtime.memory import trim_heap
 from ..runtime.sections import Sections

@@ -10,13 +10,13 @@ import jax
 import numpy as np
 
 from .. import compat
+from ..eval.interpreter import Context, evaluate
 from ..ir import analysis
 from ..ir.graph import Node
 from ..model.model import Model
 from ..ops.arrays import is_known
 from ..ops.registry import Shards
 from ..proto.types import TensorType, ValueInfo
-from ..runtime.interpreter import Context, evaluate
 
 PROBED_LENGTHS: Final = (5, 6, 7)
 """Cache lengths, in tokens, with which a step is traced."""

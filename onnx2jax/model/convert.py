@@ -22,16 +22,16 @@ from ..errors import (
     UnsupportedError,
     names_list,
 )
+from ..eval.interpreter import Settings
+from ..eval.node_errors import DeviationWarning
 from ..ir import binding, layers, loops
 from ..ir.file import Reading, check_keywords, opened
 from ..ir.graph import Graph, Imported
 from ..ir.importer import Importer
+from ..jaxpr import pipeline
 from ..proto.origin import Origin
 from ..proto.walk import tensors
 from ..runtime import program_cache
-from ..runtime.cpu import pipeline
-from ..runtime.interpreter import Settings
-from ..runtime.node_errors import DeviationWarning
 from ..sharding.configurations import by_count, placement
 from ..sharding.plans import Plan
 from ..sharding.processes import several, together
@@ -42,7 +42,6 @@ from .changes.max_size import with_max_size
 from .changes.pack import with_packed
 from .changes.rebatch import rebatched
 from .changes.unpack import with_weights
-from .devices.abstract import abstract_values
 from .devices.balance import costs
 from .model import Model
 from .spec import Spec
@@ -279,13 +278,12 @@ def _placed(
     microbatches: int,
 ) -> Placement | None:
     """Shardings of weights and inputs; None on one device."""
-    evaluate = partial(abstract_values, imported.graph)
     if stages is None:
-        placed = placement(imported, device_configuration, devices, mesh, shardings, None, microbatches, evaluate)
+        placed = placement(imported, device_configuration, devices, mesh, shardings, None, microbatches)
     elif device_configuration is not None:
         raise ShardingError("stages= and device_configuration= both define pipeline stages: pass one of them")
     else:
-        placed = by_count(imported, stages, microbatches, mesh, shardings, partial(costs, imported), evaluate)
+        placed = by_count(imported, stages, microbatches, mesh, shardings, partial(costs, imported))
     if isinstance(placed, Staged) and several(placed.mesh):
         raise ShardingError("pipeline stages need devices of one process: make the mesh of jax.local_devices()")
     return placed

@@ -12,15 +12,15 @@ from jax.sharding import Mesh
 
 from .. import compat
 from ..errors import InputNameError, InputTypeError, RandomKeyError, did_you_mean, known_keywords, names_list
+from ..eval.interpreter import Settings
+from ..eval.values import to_host
 from ..ir import analysis
 from ..ir.graph import Graph, nodes_named, read_constants
 from ..ops.arrays import is_traced
 from ..proto.origin import Origin
 from ..proto.types import TensorType, ValueInfo
 from ..runtime.dispatch import Constants, Signature, snapshot
-from ..runtime.interpreter import Settings
 from ..runtime.params import DeviceParams
-from ..runtime.values import to_host
 from ..sharding.processes import equal_arguments, one_seed
 from ..sharding.rules import Placement
 from .calls import arguments, buckets

@@ -10,21 +10,20 @@ from typing import TYPE_CHECKING, Any, Final
 import jax
 import numpy as np
 
-from .. import compat
+from .. import compat, debug
+from ..eval.interpreter import Context
+from ..eval.node_errors import refuse_special_values
+from ..eval.values import are_maps, to_device, to_host
 from ..ir import analysis
 from ..ir.graph import Graph
 from ..ops.arrays import is_traced
 from ..proto.mapped import LAZY_BYTES, load
-from ..runtime import debug
 from ..runtime.background import Background
 from ..runtime.compile import RecompilationWarning
 from ..runtime.dispatch import BoundCall, Callee, Constants, Signature, signature, snapshot
-from ..runtime.interpreter import Context
 from ..runtime.memory import copied
-from ..runtime.node_errors import refuse_special_values
 from ..runtime.params import DeviceParams
 from ..runtime.partition import Program
-from ..runtime.values import are_maps, to_device, to_host
 from ..sharding.rules import Placement
 from .calls import buckets
 from .calls.arguments import as_text, check_readable

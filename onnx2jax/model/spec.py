@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from ..eval.interpreter import Settings
 from ..ir import analysis
 from ..ir.casts import bounded
 from ..ir.graph import Graph, Imported, read_constants
@@ -17,7 +18,6 @@ from ..ir.precision import narrow_parameters
 from ..proto.mapped import load
 from ..proto.origin import Origin
 from ..proto.types import TensorType, ValueInfo
-from ..runtime.interpreter import Settings
 from ..sharding.rules import Placement
 from .calls import arguments, buckets
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -17,6 +16,7 @@ import numpy as np
 from jax import lax
 
 from ..errors import KnownValueError
+from ..limits import MACHINE_MEMORY
 
 FIX: Final = "declare the model inputs it is computed from static, or call the model outside jax.jit"
 """How to make a value known; ends an error message."""
@@ -74,17 +74,6 @@ def holds(condition: Callable[[], Any]) -> bool:
 def is_traced(*values: Any) -> bool:
     """Whether a value, or any leaf of a list or dict, is a JAX tracer."""
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(values))
-
-
-def _machine_memory() -> int:
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):  # not on Windows
-        return 2**43
-
-
-MACHINE_MEMORY: Final = _machine_memory()
-"""Bytes of memory of this machine; 8 TiB where the system does not say."""
 
 
 def check_room(shape: Sequence[Any], dtype: Any, limit: int = MACHINE_MEMORY) -> None:

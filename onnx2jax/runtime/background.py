@@ -18,9 +18,9 @@ from typing import Any, Final
 import jax
 import numpy as np
 
+from ..eval.interpreter import Context, run_node
+from ..eval.values import to_host
 from ..ir.graph import Graph
-from .interpreter import Context, run_node
-from .values import to_host
 
 PATIENCE: Final = 2.0
 """Seconds that a first call is evaluated before compilation starts beside it."""

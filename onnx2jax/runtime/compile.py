@@ -14,25 +14,25 @@ import numpy as np
 
 from .. import compat
 from ..errors import KnownValueError
+from ..eval.interpreter import ConstantOutput, Context, Settings, evaluate, with_constants
+from ..eval.layers import Rolling
+from ..eval.values import HELD_ON_HOST, is_jax, to_device, to_host, unaliased
 from ..ir import analysis
 from ..ir.fingerprint import fingerprint
 from ..ir.graph import Graph, Node
+from ..jaxpr.const_eval import Unfoldable
+from ..jaxpr.pipeline import Options
+from ..limits import BY_VALUE, LARGEST_CONSTANT, MOST_VALUES
 from ..ops.arrays import is_traced
 from ..ops.registry import Operator
 from ..proto.immutable import owned
-from .cpu.const_eval import Unfoldable
-from .cpu.pipeline import Options
 from .dispatch import BoundCall, Callee, Constants, Signature, signature
 from .executable import Executable
-from .interpreter import ConstantOutput, Context, Settings, evaluate, with_constants
 from .jitted import Jitted
-from .layers import Rolling
-from .limits import BY_VALUE, LARGEST_CONSTANT, MOST_VALUES
 from .mesh_mode import call_serially, in_auto_axes
 from .params import DeviceParams, device_of, is_cpu
 from .program_cache import Store
 from .sections import Sections
-from .values import HELD_ON_HOST, is_jax, to_device, to_host, unaliased
 
 
 class RecompilationWarning(UserWarning):

@@ -16,8 +16,8 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from .. import compat
+from ..eval.interpreter import Settings
 from ..ir.graph import Graph
-from .interpreter import Settings
 from .memory import copied
 
 

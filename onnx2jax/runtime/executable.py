@@ -12,14 +12,14 @@ import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
 from .. import compat
-from .cpu import pipeline
-from .cpu.hoist_params import SplitProgram
-from .cpu.inline_dispatch import bound, is_inline, synchronous
-from .cpu.numpy_executor import NumpyProgram, numpy_program, without_warnings
+from ..eval.values import to_device, unaliased
+from ..jaxpr import pipeline
+from ..jaxpr.passes.any.hoist_params import SplitProgram
 from .dispatch import BoundCall
+from .inline_dispatch import bound, is_inline, synchronous
 from .memory import trim_heap
+from .numpy_executor import NumpyProgram, numpy_program, without_warnings
 from .params import DeviceParams
-from .values import to_device, unaliased
 
 MUCH: Final = 1 << 26
 """Bytes of hoisted values after which freed memory is given back to the system."""

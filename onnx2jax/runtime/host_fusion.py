@@ -17,13 +17,13 @@ import jax
 import numpy as np
 
 from ..errors import OnnxError
+from ..eval.interpreter import Context, Settings, evaluate
 from ..ir.graph import Graph, Node
+from ..jaxpr.pipeline import HOST_PASS, guarded
 from ..ops.registry import Operator
 from ..proto.types import ValueInfo
-from .cpu.numpy_executor import numpy_program
-from .cpu.pipeline import HOST_PASS, guarded
 from .host_plan import Step, body_of, typed_step
-from .interpreter import Context, Settings, evaluate
+from .numpy_executor import numpy_program
 
 FEW_CALLS: Final = 4
 """Calls of a signature before its host nodes are fused, which takes some 10 ms."""

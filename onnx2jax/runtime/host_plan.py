@@ -15,13 +15,13 @@ from typing import Any, Final
 
 import numpy as np
 
+from ..eval.interpreter import Context, Host, Scope, checked_results, fixtures
+from ..eval.node_errors import node_error
+from ..eval.values import to_host
 from ..ir.graph import Graph, Node
+from ..limits import LARGEST_ARRAY, LARGEST_CONSTANT
 from ..ops.registry import Operator
 from ..proto.immutable import owned
-from .interpreter import Context, Host, Scope, checked_results, fixtures
-from .limits import LARGEST_ARRAY, LARGEST_CONSTANT
-from .node_errors import node_error
-from .values import to_host
 
 DOMAIN: Final = "onnx2jax.runtime"
 COMPILED: Final = Operator(*(DOMAIN, "Compiled", 1, lambda *, body: body.compiled()), attributes=frozenset({"body"}))

@@ -23,7 +23,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from .. import compat
-from .cpu.jaxpr_rewrite import Equation, Program, as_function, is_literal, literal_value, variables
+from ..jaxpr.program import Equation, Program, as_function, is_literal, literal_value, variables
 
 Place = Sharding | None
 """Whole on the devices on which an array lies; None where it may lie anywhere."""

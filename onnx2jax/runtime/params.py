@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 from .. import compat
+from ..jaxpr.passes.any.hoist_params import HoistedValues
 from ..ops.arrays import is_traced
-from .cpu.hoist_params import HoistedValues
 
 if TYPE_CHECKING:
     from .dispatch import BoundCall, Callee, Signature

@@ -15,23 +15,23 @@ from typing import Any
 import numpy as np
 
 from ..errors import KnownValueError, OnnxError
+from ..eval.interpreter import Context, Scope, Settings, evaluate
+from ..eval.node_errors import refuse_special_values
+from ..eval.values import is_jax, to_device, to_host, unaliased
 from ..ir import analysis
 from ..ir.graph import Graph, Node
+from ..jaxpr.pipeline import HOST_PASS
+from ..limits import MOST_SHAPES, PATIENCE
 from ..ops.arrays import is_traced
 from ..ops.registry import PADDED, resolve
 from ..proto.types import ValueInfo
 from .class_labels import with_label_lookups
 from .compile import NeedsHost, Subprogram, is_small
-from .cpu.pipeline import HOST_PASS
 from .cut import is_heavy, partitioned
 from .dispatch import BoundCall, Constants, is_wide, with_x64
 from .host_fusion import FEW_CALLS, fused
 from .host_plan import Step, body_of, host_steps, precomputed, typed_step
-from .interpreter import Context, Scope, Settings, evaluate
-from .limits import MOST_SHAPES, PATIENCE
-from .node_errors import refuse_special_values
 from .string_codes import with_string_codes
-from .values import is_jax, to_device, to_host, unaliased
 
 
 class Program:

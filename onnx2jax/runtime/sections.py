@@ -23,8 +23,10 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from .. import compat
-from .cpu import pipeline
-from .cpu.jaxpr_rewrite import (
+from ..eval.layers import LAYER
+from ..eval.values import to_device, unaliased
+from ..jaxpr import pipeline
+from ..jaxpr.program import (
     CALLS,
     Equation,
     Program,
@@ -39,10 +41,8 @@ from .cpu.jaxpr_rewrite import (
     variables,
 )
 from .dispatch import BoundCall
-from .layers import LAYER
 from .memory import trim_heap
 from .params import DeviceParams, device_of
-from .values import to_device, unaliased
 
 BETWEEN: Final = "onnx_between_layers"
 """The name of programs of sections that are no layers."""

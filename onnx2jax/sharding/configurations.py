@@ -31,7 +31,6 @@ from .rules import (
     fitting,
     own_rules,
 )
-from .shapes import Evaluate
 from .stages import AXIS, cut, in_stages, slices, staged
 from .walk import key as of_node
 
@@ -47,7 +46,6 @@ def placement(
     rules: Rules | str | Plan | None,
     training: tuple[Sequence[Graph], Mapping[str, np.ndarray]] | None = None,
     microbatches: int = 1,
-    evaluate: Evaluate | None = None,
 ) -> Placement | None:
     """The placement of a model by one of its configurations or a user's rules; None for a single device.
 
@@ -58,7 +56,6 @@ def placement(
         mesh, rules: a user's mesh, and rules or a plan.
         training: the graphs and arrays of a training model; those of a Model follow from ``imported``.
         microbatches: parts of a batch that pass through the stages of a configuration in turn.
-        evaluate: evaluates the graph abstractly, for plans.
 
     Raises:
         ShardingError: the arguments contradict one another or the model.
@@ -85,8 +82,7 @@ def placement(
             f"plan {plan.kind!r} is for convert; training_info takes patterns over names: shardings={{}}"
         )
     if plan is not None:
-        assert evaluate is not None
-        return by_plan(imported.graph, weights, mesh, plan, evaluate)
+        return by_plan(imported.graph, weights, mesh, plan)
     inputs = () if training else [v.name for v in imported.graph.inputs]
     return by_rules(weights, inputs, mesh, own_rules(rules))
 
@@ -236,7 +232,6 @@ def by_count(
     mesh: Mesh | None,
     rules: Rules | str | Plan | None,
     costs: Callable[[], Sequence[float]],
-    evaluate: Evaluate,
 ) -> Placement:
     """The placement of a model in ``count`` pipeline stages, each sharded by ``rules``.
 
@@ -248,7 +243,7 @@ def by_count(
         raise ShardingError(
             f"shardings= shard each stage over a mesh: mesh=jax.make_mesh(({count}, 2), ('{AXIS}', 'data'))"
         )
-    placed = [placement(imported, None, None, part, rules, evaluate=evaluate) for part in parts]
+    placed = [placement(imported, None, None, part, rules) for part in parts]
     stages = cut(imported.graph, costs(), count)
     weights = analysis.parameters(imported.graph)
     return in_stages(imported.graph, weights, stages, whole, [p for p in placed if p], microbatches)

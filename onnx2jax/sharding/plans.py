@@ -19,7 +19,6 @@ from ..ir.graph import Graph, Node
 from ..ops.arrays import is_traced
 from ..ops.registry import Shards
 from .rules import Arrays, Constraint, Placement, Rules, Shardings, check_patterns, entries, fitting
-from .shapes import Evaluate
 from .tensor import pairs
 from .walk import Found, How, Key, key
 
@@ -90,7 +89,7 @@ def as_plan(shardings: Any) -> Plan | None:
     return Plan(shardings) if isinstance(shardings, str) else shardings if isinstance(shardings, Plan) else None
 
 
-def by_plan(graph: Graph, params: Mapping[str, np.ndarray], mesh: Mesh, plan: Plan, evaluate: Evaluate) -> Placement:
+def by_plan(graph: Graph, params: Mapping[str, np.ndarray], mesh: Mesh, plan: Plan) -> Placement:
     """The placement of a graph by a plan.
 
     Args:
@@ -98,7 +97,6 @@ def by_plan(graph: Graph, params: Mapping[str, np.ndarray], mesh: Mesh, plan: Pl
         params: the parameters, by the name of their initializer or, inside other graphs, by ``Graph.key``.
         mesh: the devices; all its axes become Auto.
         plan: the plan.
-        evaluate: evaluates the graph abstractly.
 
     Raises:
         ShardingError: the mesh lacks an axis, or a rule of the plan does not fit.
@@ -111,7 +109,7 @@ def by_plan(graph: Graph, params: Mapping[str, np.ndarray], mesh: Mesh, plan: Pl
     mesh = compat.auto(mesh)
     inputs = [v.name for v in graph.inputs]
     check_patterns(plan.rules, [*params, *inputs])
-    found = pairs(graph, params, mesh.shape[plan.model], evaluate) if plan.tensor else Found()
+    found = pairs(graph, params, mesh.shape[plan.model]) if plan.tensor else Found()
     specs: Specs = {n: (v.shape, _spec(v.shape, mesh, plan, found.weights.get(n))) for n, v in params.items()}
     of_params = partial(_of_params, mesh, plan, specs)
     reasons = {

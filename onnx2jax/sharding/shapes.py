@@ -1,65 +1,24 @@
 """Symbolic shapes of a graph's values, from two abstract evaluations; and the weights that a value consists of.
 
-The graph is evaluated (by ``Evaluate``, which the caller passes) with two sets of extents for the dimension variables.
-An extent that is equal in both is a constant; others become symbols, equal where both numbers are. A value that cannot
-be evaluated has no shape, and nothing is inferred from it.
+The graph is evaluated with two sets of extents for the dimension variables. An extent that is equal in both is a
+constant; others become symbols, equal where both numbers are. A value that cannot be evaluated has no shape, and
+nothing is inferred from it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count, islice
-from math import isqrt
 from typing import Any, Final
 
 import numpy as np
 
+from ..eval.abstract import SAME, Extents, abstract_values, is_elementwise
 from ..ir.graph import Graph, Node
-from ..ops.registry import Operator
 
 Extent = int | str
 Shape = tuple[Extent, ...]
 Axes = tuple[int | None, ...]
-
-_SAME: Final = (
-    "Abs BiasDropout BiasGelu Cast CastLike Ceil Celu Clip Cos Dropout Elu Erf Exp FastGelu Floor Gelu HardSigmoid "
-    "HardSwish Identity IsNaN LeakyRelu Log Mish Neg Not QuickGelu Reciprocal Relu Round Selu Sigmoid Sign Sin "
-    "Softplus Softsign Sqrt Swish Tanh ThresholdedRelu"
-)
-SAME: Final = frozenset(_SAME.split())
-"""Operators that map each element of their first input separately."""
-_ALONG: Final = (
-    "CumSum DequantizeLinear LayerNormalization LogSoftmax LpNormalization QuantizeLinear RMSNormalization "
-    "RotaryEmbedding SimplifiedLayerNormalization SkipLayerNormalization SkipSimplifiedLayerNormalization Softmax Trilu"
-)
-ALONG: Final = frozenset(_ALONG.split())
-"""Other operators whose result has the shape of their first input."""
-
-
-class Extents(dict[str, int]):
-    """Extents of dimension variables, distinct primes assigned on first use, so that none divides another."""
-
-    def __init__(self, first: int) -> None:
-        """Every second prime from index ``first``, 0 or 1; small primes do not exceed position tables."""
-        super().__init__()
-        self._primes = islice(_primes(), first, None, 2)
-
-    def __missing__(self, name: str) -> int:
-        self[name] = next(self._primes)
-        return self[name]
-
-    def shape(self, name: str, declared: Sequence[int | str | None]) -> tuple[int, ...]:
-        """A declared shape with extents substituted; unnamed dimensions are keyed by the value's ``name``."""
-        return tuple(d if isinstance(d, int) else self[d or f"{name}, axis {i}"] for i, d in enumerate(declared))
-
-
-def _primes() -> Iterator[int]:
-    return (n for n in count(11, 2) if all(n % k for k in range(3, isqrt(n) + 1, 2)))
-
-
-Evaluate = Callable[[Extents], Mapping[str, Any]]
-"""Evaluates a graph abstractly: name -> NumPy array if the value is known, else anything with a shape."""
 
 
 @dataclass(frozen=True)
@@ -83,10 +42,10 @@ NOTHING: Final = Fact()
 class Facts(dict[str, Fact]):
     """Facts about the values of a graph, by name."""
 
-    def __init__(self, graph: Graph, weights: Mapping[str, Any], evaluate: Evaluate) -> None:
+    def __init__(self, graph: Graph, weights: Mapping[str, Any]) -> None:
         super().__init__()
         extents = Extents(0), Extents(1)
-        first, second = map(evaluate, extents)
+        first, second = (abstract_values(graph, e) for e in extents)
         self._names = {(extents[0][name], extents[1][name]): name for name in reversed(extents[0])}
         for name in first.keys() & second.keys():
             self[name] = Fact(self._shape(first[name], second[name]), None, _numbers(first[name], second[name]))
@@ -115,11 +74,6 @@ def _numbers(first: Any, second: Any) -> tuple[int, ...] | None:
     if not all(type(v) is np.ndarray and v.ndim <= 1 and v.dtype.kind == "i" for v in (first, second)):
         return None
     return tuple(map(int, first.ravel())) if np.array_equal(first, second) else None
-
-
-def is_elementwise(node: Node) -> bool:
-    """Whether each element of the result depends on one element of each broadcast operand."""
-    return node.op_type in SAME or (isinstance(node.target, Operator) and node.target.broadcasts)
 
 
 def _weights(node: Node, operands: Sequence[Fact], shape: Shape | None) -> Mapping[str, Axes] | None:

@@ -11,22 +11,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from ..eval.abstract import ALONG, SAME
 from ..ir.graph import Graph
 from . import heads, products
-from .shapes import ALONG, SAME, Evaluate, Facts
+from .shapes import Facts
 from .walk import Found, Rule, Walk, elementwise, nothing, other
 
 
-def pairs(graph: Graph, weights: Mapping[str, Any], parts: int, evaluate: Evaluate) -> Found:
+def pairs(graph: Graph, weights: Mapping[str, Any], parts: int) -> Found:
     """Pair the matrix products of a graph and shard them over a number of devices.
 
     Args:
         graph: a main graph.
         weights: anything with a shape, by the name of an initializer.
         parts: the number of shards.
-        evaluate: evaluates the graph abstractly.
     """
-    facts, refused = Facts(graph, weights, evaluate), dict[int, str]()
+    facts, refused = Facts(graph, weights), dict[int, str]()
     while True:
         walk = Walk(graph, facts, weights, parts, refused)
         walk.run(_RULES)

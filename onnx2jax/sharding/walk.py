@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from ..eval.abstract import is_elementwise
 from ..ir.graph import Graph, Node
-from .shapes import Extent, Fact, Facts, is_elementwise
+from .shapes import Extent, Fact, Facts
 
 Along = tuple[int, frozenset[int]]
 """The sharded axis of a value, counted from the last, and the nodes where that sharding started."""

@@ -19,8 +19,8 @@ from jax.sharding import NamedSharding
 
 from .. import compat
 from ..errors import CheckpointError, InputTypeError, known_keywords
+from ..eval.values import to_host
 from ..proto import atomic
-from ..runtime.values import to_host
 from ..sharding.processes import together, writes
 from ..sharding.put import by_parts, put
 from .engine import check_not_donated, is_key

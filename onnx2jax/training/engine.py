@@ -14,14 +14,14 @@ from jax.tree_util import DictKey, tree_map_with_path
 
 from .. import compat
 from ..errors import InputError, InputTypeError, KnownValueError
+from ..eval.values import to_device, to_host
+from ..jaxpr.passes.training.train_step import with_passes
 from ..model.calls import arguments
 from ..ops.arrays import is_traced
 from ..proto.mapped import load
-from ..runtime.cpu.train_step import with_passes
 from ..runtime.dispatch import snapshot
 from ..runtime.mesh_mode import call_serially, in_auto_axes
 from ..runtime.params import device_of, is_cpu
-from ..runtime.values import to_device, to_host
 from ..sharding.processes import EQUAL, together
 from ..sharding.put import put
 from ..sharding.rules import Placement
@@ -142,7 +142,7 @@ class CompiledStep:
     may_partition: bool = False
     """Whether a function that cannot be one program may run partitioned, around host nodes."""
     optimize: bool = True
-    """Whether a program for a single CPU is optimised (see runtime/cpu)."""
+    """Whether a program for a single CPU is optimised (see jaxpr/pipeline.py)."""
     skip: Collection[str] = ()
     """Passes that do not run."""
     _programs: dict[tuple[bool, bool], Any] = field(default_factory=dict)

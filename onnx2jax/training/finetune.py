@@ -16,11 +16,11 @@ from jax.sharding import Mesh, PartitionSpec
 
 from .. import compat
 from ..errors import InputNameError, ShardingError, known_keywords
+from ..eval.values import to_host
 from ..ir import analysis
 from ..model.convert import process_state
 from ..model.model import Model
 from ..runtime.multi_device_jit import Spread
-from ..runtime.values import to_host
 from ..sharding import rules
 from ..sharding.processes import together
 from ..sharding.stages import Staged

@@ -23,13 +23,13 @@ import numpy as np
 
 from .. import compat
 from ..errors import CheckpointError, InputNameError, InputShapeError, InputTypeError, TrainingFormError, nearest
+from ..eval.values import to_host
 from ..ir.graph import Graph, Node
 from ..model.changes.detours import Detour, InsertedNode, detoured, opset_of, with_detours
 from ..model.changes.rebatch import group_of
 from ..model.model import Model
 from ..proto.dtypes import to_code, to_dtype
 from ..proto.mapped import load
-from ..runtime.values import to_host
 from .checkpoint import METADATA
 
 MICROSOFT: Final = "com.microsoft"

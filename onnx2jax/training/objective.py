@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..errors import InputShapeError, KnownValueError
+from ..eval.interpreter import Context, Settings, evaluate
+from ..eval.layers import Rolling
 from ..ir.graph import Graph
 from ..model.caches import Caches, caches
 from ..model.calls import arguments
@@ -19,8 +21,6 @@ from ..model.calls.outputs import as_outputs, field_names
 from ..model.devices.pipeline import program_of
 from ..model.model import Model
 from ..runtime.dispatch import Constants
-from ..runtime.interpreter import Context, Settings, evaluate
-from ..runtime.layers import Rolling
 from ..sharding.rules import Placement
 from ..sharding.stages import Staged
 from .decoders import complete_feeds

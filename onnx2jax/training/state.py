@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..errors import ModelError
+from ..eval.values import widened
 from ..ir.training_info import TrainingInfo
-from ..runtime.values import widened
 from .engine import State
 
 

@@ -16,6 +16,8 @@ from jax.sharding import Mesh, PartitionSpec
 
 from .. import compat
 from ..errors import InputError, InputNameError, UnsupportedError, did_you_mean, names_list
+from ..eval.interpreter import Settings
+from ..eval.values import to_host
 from ..ir import analysis
 from ..ir.file import Reading, check_keywords
 from ..ir.graph import Graph
@@ -25,9 +27,7 @@ from ..model.model import Model
 from ..model.spec import Spec
 from ..proto.mapped import load
 from ..runtime.dispatch import Constants, snapshot
-from ..runtime.interpreter import Settings
 from ..runtime.partition import Program
-from ..runtime.values import to_host
 from ..sharding.configurations import placement
 from ..sharding.processes import EQUAL, several, together
 from .engine import CompiledStep, TrainingEngine, check_not_donated, summary

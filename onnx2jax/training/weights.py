@@ -8,10 +8,10 @@ from typing import Any, Final
 import jax.numpy as jnp
 import numpy as np
 
+from ..eval.values import to_host
 from ..ir.graph import Function, Graph, Node
 from ..ops import qonnx
 from ..proto.mapped import load
-from ..runtime.values import to_host
 from .form import statistics_of
 
 _LAYERS: Final = {

@@ -13,7 +13,7 @@ import pytest
 import onnx2jax
 from benchmarks import bench, gate, groups, harness, models, notes, passes, report, rivals, startup, thunks
 from benchmarks.groups import Settings
-from onnx2jax.runtime.cpu import pipeline
+from onnx2jax.jaxpr import pipeline
 from tests.zoo.net import Net
 
 FIGURES = {

@@ -15,12 +15,12 @@ import pytest
 from onnx import defs, helper
 
 from onnx2jax import compat
+from onnx2jax.eval.interpreter import Context, evaluate
+from onnx2jax.eval.values import to_host
 from onnx2jax.ir.graph import Graph
 from onnx2jax.ir.importer import Importer
 from onnx2jax.proto.external import ExternalFiles
 from onnx2jax.proto.messages import ModelProto
-from onnx2jax.runtime.interpreter import Context, evaluate
-from onnx2jax.runtime.values import to_host
 from tests.support.cases import rule
 from tests.support.official import assert_same, cases
 from tests.tables.operators import NEWEST, Row, rows

@@ -13,8 +13,8 @@ import pytest
 
 import onnx2jax
 from onnx2jax.errors import KnownValueError, OnnxError
+from onnx2jax.eval.values import is_jax
 from onnx2jax.ir import analysis
-from onnx2jax.runtime.values import is_jax
 from tests.support import emitters, official
 from tests.support.official import Case
 from tests.tables.official import NOT_IN_JIT

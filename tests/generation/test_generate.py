@@ -26,8 +26,8 @@ from onnx2jax.errors import (
     UnsupportedError,
 )
 from onnx2jax.generation import loop, verified
+from onnx2jax.jaxpr.pipeline import Options
 from onnx2jax.runtime import params
-from onnx2jax.runtime.cpu.pipeline import Options
 from tests.generation import shared
 from tests.generation.shared import P, Q, file, greedy, logits
 from tests.support import decoders

@@ -11,7 +11,7 @@ import pytest
 from jax.test_util import check_grads
 
 from onnx2jax import compat
-from onnx2jax.runtime.node_errors import DeviationWarning
+from onnx2jax.eval.node_errors import DeviationWarning
 from tests.ops.test_microsoft import MICROSOFT, onnxruntime_says, real
 from tests.support.helpers import run_op
 

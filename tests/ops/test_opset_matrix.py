@@ -14,9 +14,9 @@ import onnxruntime
 import pytest
 from onnx import helper, numpy_helper
 
+from onnx2jax.eval.values import to_host
 from onnx2jax.ops import registry
 from onnx2jax.ops.registry import Operator
-from onnx2jax.runtime.values import to_host
 from tests.support.branches import Hands, each_in_both_hands
 from tests.support.helpers import run_op
 from tests.support.official import assert_same

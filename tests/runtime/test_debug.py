@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from onnx2jax.runtime import debug
+from onnx2jax import debug
 
 
 @pytest.mark.parametrize(("text", "level"), [("3", 3), ("0", 0), ("", 0), ("on", 0), ("-1", 0), (None, 0)])

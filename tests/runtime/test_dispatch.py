@@ -15,10 +15,10 @@ from onnx import helper
 
 import onnx2jax
 from onnx2jax import compat
+from onnx2jax.eval.interpreter import Settings
 from onnx2jax.ir.graph import Graph
 from onnx2jax.runtime import memory, params
 from onnx2jax.runtime.dispatch import Callee, Constants, Signature, signature, snapshot
-from onnx2jax.runtime.interpreter import Settings
 from tests.support.models import mlp, model, one_node, text_model, value
 
 GRAPH = Graph("g", "", (), (), {}, ())

@@ -22,10 +22,10 @@ from onnx import helper, numpy_helper, parser
 import onnx2jax
 from onnx2jax import compat
 from onnx2jax.errors import OperatorError
+from onnx2jax.eval.interpreter import Settings
 from onnx2jax.ir.fingerprint import fingerprint
 from onnx2jax.ops.registry import Operator, op, resolve
 from onnx2jax.runtime import compile, program_cache
-from onnx2jax.runtime.interpreter import Settings
 from tests.support.helpers import ROOT
 
 pytestmark = pytest.mark.usefixtures("one_cpu")

@@ -13,7 +13,7 @@ import pytest
 import onnx2jax
 from onnx2jax.errors import InputValueError
 from onnx2jax.runtime.sections import Compiled, Sections
-from tests.runtime.test_layers import MASK, SMALL, X, assert_close, normal, stack, transformer
+from tests.eval.test_layers import MASK, SMALL, X, assert_close, normal, stack, transformer
 from tests.support.models import text_model
 
 Compilations = list[Any]

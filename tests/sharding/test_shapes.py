@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,15 +9,15 @@ import onnx
 from onnx import TensorProto, helper
 
 import onnx2jax
+from onnx2jax.eval.abstract import Extents
 from onnx2jax.ir import analysis
-from onnx2jax.model.devices.abstract import abstract_values
-from onnx2jax.sharding.shapes import Extents, Facts
+from onnx2jax.sharding.shapes import Facts
 from tests.support.models import model, value
 
 
 def facts(proto: onnx.ModelProto) -> Facts:
     graph = onnx2jax.convert(proto).graph
-    return Facts(graph, analysis.parameters(graph), partial(abstract_values, graph))
+    return Facts(graph, analysis.parameters(graph))
 
 
 def graph(nodes: list[Any], inputs: dict[str, list[Any]], weights: dict[str, np.ndarray], **outputs: Any) -> Facts:

@@ -14,7 +14,7 @@ from unittest import mock
 
 import numpy as np
 
-from onnx2jax.runtime.cpu import pipeline
+from onnx2jax.jaxpr import pipeline
 
 _OLDER: Final = "--xla_cpu_use_fusion_emitters=false" in os.environ.get("XLA_FLAGS", "")
 NEWER: Final = {"xla_cpu_use_fusion_emitters": True} if _OLDER else {}

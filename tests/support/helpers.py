@@ -15,12 +15,12 @@ from jax.test_util import check_vjp
 
 from onnx2jax import compat
 from onnx2jax.errors import OnnxError
+from onnx2jax.eval.interpreter import Context, evaluate
 from onnx2jax.ir import binding
 from onnx2jax.ir.graph import Graph, Node
 from onnx2jax.ops.arrays import is_traced
 from onnx2jax.proto.names import normal_domain
 from onnx2jax.proto.types import ValueInfo
-from onnx2jax.runtime.interpreter import Context, evaluate
 from onnx2jax.runtime.params import DeviceParams
 
 ON_PURPOSE = (OnnxError, ValueError, NotImplementedError, TypeError, OverflowError, MemoryError)

@@ -14,7 +14,7 @@ from onnx import compose, numpy_helper
 import onnx2jax
 from onnx2jax import compat
 from onnx2jax.errors import KnownValueError, OnnxError
-from onnx2jax.runtime.values import to_host
+from onnx2jax.eval.values import to_host
 from tests.support import emitters
 from tests.support.drawing import is_float
 from tests.support.edges import Edge

@@ -23,7 +23,7 @@ import pytest
 from onnx import compose, numpy_helper
 
 import onnx2jax
-from onnx2jax.runtime.values import to_host
+from onnx2jax.eval.values import to_host
 from tests.support import emitters
 
 VERSION = "1.23.2"

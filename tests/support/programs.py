@@ -8,8 +8,8 @@ from typing import Any
 
 from jax.extend.core import check_jaxpr
 
-from onnx2jax.runtime.cpu.hoist_params import SplitProgram, hoist
-from onnx2jax.runtime.cpu.jaxpr_rewrite import Program, branch_for
+from onnx2jax.jaxpr.passes.any.hoist_params import SplitProgram, hoist
+from onnx2jax.jaxpr.program import Program, branch_for
 
 
 def rewritten(rewrite: Callable[[Program], Program], closed: Any, parameters: int = 0) -> Any:

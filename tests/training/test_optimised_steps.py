@@ -13,9 +13,9 @@ import pytest
 from onnx import helper
 
 import onnx2jax
+from onnx2jax.jaxpr.passes.training import train_step
 from onnx2jax.ops.conv import conv
 from onnx2jax.ops.window import window_of
-from onnx2jax.runtime.cpu import train_step
 from tests.support.models import model, value
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # optax

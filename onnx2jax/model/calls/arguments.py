@@ -15,11 +15,11 @@ from jax import lax
 
 from ... import compat
 from ...errors import InputNameError, InputShapeError, InputTypeError, did_you_mean
+from ...eval.values import widened
 from ...ops.arrays import is_traced
 from ...proto.immutable import owned
 from ...proto.names import unused_name
 from ...proto.types import MapType, OptionalType, SequenceType, TensorType, ValueInfo
-from ...runtime.values import widened
 
 
 def named_dims(inputs: Sequence[ValueInfo]) -> tuple[ValueInfo, ...]:

@@ -18,10 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...errors import BucketError, OnnxError, OperatorError
+from ...eval.values import to_host
 from ...ir.graph import Graph, Node
 from ...ops.arrays import is_traced
 from ...proto.types import ValueInfo
-from ...runtime.values import to_host
 from .arguments import check_dims
 
 TOLERANCE: Final = 5e-3

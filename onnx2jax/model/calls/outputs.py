@@ -16,8 +16,8 @@ from jax import export
 from jax.tree_util import GetAttrKey
 
 from ...errors import with_rules
+from ...eval.values import are_maps, to_device
 from ...proto.types import TensorType, ValueInfo
-from ...runtime.values import are_maps, to_device
 
 
 class Outputs(tuple[Any, ...]):

@@ -9,13 +9,13 @@ from typing import Any, Final
 import numpy as np
 
 from ... import compat
+from ...eval.interpreter import Context, run_node
+from ...eval.known_values import Values
+from ...eval.values import to_host
 from ...ir.graph import Graph, Node, ancestors
 from ...ops.registry import Operator
 from ...proto.immutable import owned
 from ...proto.mapped import load
-from ...runtime.interpreter import Context, run_node
-from ...runtime.values import to_host
-from .known_values import Values
 
 SMALL: Final = 16 * 1024
 """Bytes of a node's results up to which they become initializers even if larger than the constants they replace."""

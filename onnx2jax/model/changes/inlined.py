@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from ...eval.known_values import known_values
+from ...eval.values import to_host
 from ...ir.graph import Graph, Node, with_graphs
 from ...proto.messages import GraphProto
 from ...proto.names import inside, node_names, unused_name
 from ...proto.walk import graphs_of, nested_graphs, rename, subgraphs
-from ...runtime.values import to_host
 from ..spec import Spec
-from .known_values import known_values
 
 
 def with_branches_inlined(spec: Spec, graph: Graph) -> tuple[Spec, Graph]:

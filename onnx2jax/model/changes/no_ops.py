@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from ...eval.known_values import Values
 from ...ir.graph import Graph, Node
-from .known_values import Values
 
 RESHAPING: Final = frozenset(("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Expand", "Cast", "CastLike"))
 """Operators that return their first input where the result has its shape and element type."""

@@ -11,11 +11,11 @@ import jax
 import numpy as np
 
 from ...errors import InputShapeError, KnownValueError, OnnxError, OperatorError
+from ...eval.node_errors import CURE
+from ...eval.values import to_host
 from ...ir.graph import descendants
 from ...proto.types import TensorType, ValueInfo
 from ...proto.walk import weights
-from ...runtime.node_errors import CURE
-from ...runtime.values import to_host
 
 Shapes = Mapping[str, tuple[int, ...]]
 SIZES: Final = (2, 64, 224)

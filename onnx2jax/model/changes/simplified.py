@@ -7,16 +7,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...errors import UnsupportedError
+from ...eval.known_values import Values, known_values
+from ...eval.values import to_host
 from ...ir import analysis
 from ...ir.graph import Graph, Node, ancestors, with_graphs
 from ...proto.mapped import load
-from ...runtime.values import to_host
 from ..spec import Spec
 from .affine import with_affine_folded
 from .constants import folded
 from .duplicates import without_duplicates
 from .inlined import with_branches_inlined
-from .known_values import Values, known_values
 from .no_ops import without_no_ops
 from .products import with_products_merged
 from .rebatch import group_of

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from ...eval.known_values import Values
 from ...ir.graph import Graph, Node
 from ...proto.names import unused_name
-from .known_values import Values
 
 
 def with_constant_targets(

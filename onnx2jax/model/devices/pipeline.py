@@ -23,14 +23,14 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from ... import compat
 from ...errors import InputShapeError, OperatorError, ShardingError
+from ...eval.interpreter import Settings
+from ...eval.values import to_host
 from ...ir.graph import Graph, Node
 from ...ops.arrays import is_traced
 from ...proto.types import ValueInfo
 from ...runtime.dispatch import Constants
-from ...runtime.interpreter import Settings
 from ...runtime.params import DeviceParams
 from ...runtime.partition import Program
-from ...runtime.values import to_host
 from ...sharding.put import put
 from ...sharding.rules import Placement
 from ...sharding.stages import Staged, weights_read

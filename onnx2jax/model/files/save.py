@@ -22,6 +22,7 @@ from ...errors import (
     known_keywords,
     nearest,
 )
+from ...eval.values import to_host, widened
 from ...ir.file import opened as opened_file
 from ...proto import atomic
 from ...proto.devices import write_configuration, write_node
@@ -30,7 +31,6 @@ from ...proto.files import read_model
 from ...proto.origin import Opened, nbytes
 from ...proto.tensors import EXTERNAL
 from ...proto.walk import tensors, weights
-from ...runtime.values import to_host, widened
 from ...sharding.processes import together, writes
 from ...sharding.writing import configured
 from ..calls.arguments import check_readable

@@ -10,9 +10,9 @@ from typing import Any, Final
 import jax
 
 from ... import compat
+from ...eval.interpreter import Context, evaluate, run_node
+from ...eval.values import to_host
 from ...ir.graph import Graph, Node
-from ...runtime.interpreter import Context, evaluate, run_node
-from ...runtime.values import to_host
 
 MOST_CALLS: Final = 64
 """Calls of a body (trips of a loop) that are recorded."""

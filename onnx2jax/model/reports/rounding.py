@@ -13,9 +13,9 @@ import jax
 import numpy as np
 
 from ... import compat
+from ...eval.interpreter import Context, run_node
+from ...eval.values import to_host
 from ...ir.graph import Node
-from ...runtime.interpreter import Context, run_node
-from ...runtime.values import to_host
 
 SCALES: Final = {"DynamicQuantizeLSTM": (8, 10)}
 """By operator that rounds inside: the inputs that are scales of weights, whose last digits do not affect how the first

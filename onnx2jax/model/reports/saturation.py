@@ -12,8 +12,8 @@ from typing import Any, Final
 import numpy as np
 
 from ...errors import UnsupportedError
+from ...eval.values import to_host
 from ...ir.graph import Node
-from ...runtime.values import to_host
 from .comparison import compared
 from .peers import InnerGraph, Peer
 

@@ -17,9 +17,9 @@ from ... import compat
 from ...errors import InputNameError, KnownValueError, OperatorError
 from ...ir import analysis
 from ...ir.graph import Graph, Node
+from ...jaxpr.program import Equation, Program
 from ...proto.types import TensorType, ValueInfo
 from ...runtime.compile import is_small
-from ...runtime.cpu.jaxpr_rewrite import Equation, Program
 from ...sharding.stages import Staged
 from ..calls.arguments import check_dims, named_dims
 from ..changes.parts import node_outputs, with_graph, with_outputs

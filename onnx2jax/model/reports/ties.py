@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from ...eval.values import to_host
 from ...ir.graph import Node
-from ...runtime.values import to_host
 
 TIED: Final = "equal scores, in rows whose labels differ"
 TOLERANCE: Final = 1e-5

@@ -21,12 +21,12 @@ import jax
 import numpy as np
 
 from ...errors import InputTypeError, UnsupportedError
+from ...eval.values import to_host
 from ...ir import analysis
 from ...ir.graph import Graph, Node, ancestors, descendants
 from ...ops.registry import Operator
 from ...proto.types import TensorType, ValueInfo
 from ...runtime.compile import is_small
-from ...runtime.values import to_host
 from ..changes.parts import node_outputs, with_graph
 from ..changes.rebatch import group_of
 from . import ties

@@ -1,0 +1,448 @@
+"""The evaluation loop: runs a graph's nodes in order, over NumPy values (known) and JAX values (traced).
+
+It knows no operator by name: an operator declares what it needs (known values, a random key, the number of outputs) in
+its signature. The same loop runs on the host, outside any program: operands are then NumPy arrays, and a node may stand
+for a compiled partition of the graph (see runtime/partition.py).
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections import ChainMap
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from .. import compat, debug
+from ..errors import OperatorError
+from ..ir import binding, loops
+from ..ir.dropped import reader_beside_scatters
+from ..ir.graph import Function, Graph, Node, Reference, with_graphs
+from ..ir.neighbours import REWRITTEN, merging
+from ..limits import LARGEST_ARRAY, LARGEST_IN_SIGNATURE, LARGEST_TRACED, NESTED_JITS
+from ..ops.arrays import check_room, is_known, is_traced
+from ..ops.cast import is_float
+from ..ops.registry import Operator, Shards
+from ..proto.types import ValueInfo
+from .autodiff_tape import Derivation, Derivatives, Frame, Tape
+from .layers import How, Rolling
+from .node_errors import NoKey, forward_only, needs_known, node_error, operands, warn
+from .static_operands import static_operands
+from .together import joined, once_of
+from .values import to_host
+
+Scope = MutableMapping[str, Any]
+
+
+class Place(Protocol):
+    """Applies sharding constraints to values."""
+
+    def __call__(self, node: Node, names: Sequence[str], values: Sequence[Any]) -> list[Any]:
+        """The values of a node's inputs or outputs, with their sharding constraints."""
+
+    def shards(self, node: Node, /) -> Shards:
+        """The number of shards of a node's weights."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Options of ``convert`` about running. Two are equal if they lead to the same computation."""
+
+    max_trips: int | None = None
+    """Iterations after which a Loop raises; None for no limit."""
+    loop_cond: str = "onnx"
+    """Whose meaning the condition of a Loop's body has without condition input: "onnx" (ignored) or "onnxruntime"."""
+    warn_after: int = field(default=16, compare=False)
+    """Compilations of one program after which a RecompilationWarning names the input and the fix."""
+    place: Place | None = None
+    """Applies sharding constraints to the values at a node."""
+    optimize: bool = True
+    """Whether passes rewrite programs before XLA compiles them (see jaxpr/pipeline.py)."""
+    skip: frozenset[str] = frozenset()
+    """Passes that do not run (see jaxpr/pipeline.py)."""
+    dtype: np.dtype | None = None
+    """The type in which float32 is computed, bfloat16 or float16; None for float32 (see ir/precision.py)."""
+    scan_layers: How = None
+    """Whether repeated layers are one loop, or calls of one function (see eval/layers.py)."""
+    annotate: bool = field(default=False, compare=False)
+    """Whether profiles also name host nodes, at 1 to 2 us each."""
+    cache_dir: Path | None = field(default=None, compare=False)
+    """The folder of compiled programs for later processes (see runtime/program_cache.py)."""
+    background: bool = field(default=False, compare=False)
+    """Whether calls are evaluated in NumPy while a thread compiles their program (see runtime/background.py)."""
+    warned: set[str] = field(default_factory=set, compare=False)
+    """The operators that have raised a DeviationWarning."""
+
+
+@dataclass(frozen=True)
+class FunctionCall:
+    """The call of a model-local function that is being evaluated."""
+
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    """The caller's attributes."""
+    depth: int = 0
+    """The number of enclosing function calls."""
+    traced: dict[Any, Any] = field(default_factory=dict)
+    """Functions traced in this evaluation, by signature."""
+
+
+class Host(Protocol):
+    """Runs nodes in NumPy, outside any program."""
+
+    def run_graph(self, graph: Graph, named: Mapping[str, Any], around: Mapping[str, Any], rng: Any) -> tuple[Any, ...]:
+        """The outputs of a node's subgraph, given its inputs and the enclosing scope."""
+
+    def run_partition(self, graph: Graph, scope: Scope, rng: Any = None) -> tuple[Any, ...]:
+        """The outputs of a compiled partition, which reads its captures from the scope."""
+
+    def run_trips(
+        self, node: Node, around: Mapping[str, Any], rng: Any, trip: int, *what: Any, **attributes: Any
+    ) -> Any:
+        """Many iterations of a loop as one compiled call; None if that fails."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """State shared by all graphs of one evaluation."""
+
+    params: Mapping[str, Any]
+    """Values of initializers by Graph.key; the others are constants."""
+    rng: Any = None
+    """Random key, or None when none was given."""
+    settings: Settings = field(default_factory=Settings)
+    call: FunctionCall = field(default_factory=FunctionCall)
+    host: Host | None = None
+    """Set while nodes run on the host."""
+    caller_traces: bool = False
+    """Whether values that operators would like to know are traced by the caller."""
+    derivation: Derivation = field(default_factory=Derivation)
+    graphs: tuple[Graph, ...] = ()
+    """The complete graph that is being evaluated and those around it, the innermost first; empty on the host."""
+    layers: Rolling | None = None
+    """The repeated layers that are evaluated as loops; None to evaluate each layer."""
+
+    def within(self, graph: Graph) -> Context:
+        """The context in which the nodes of a graph run."""
+        whole = graph.extracted_from or graph
+        context = self if self.host is not None else replace(self, graphs=(whole, *self.graphs))
+        if not whole.differentiates:
+            return context
+
+        def run(node: Node, scope: Scope) -> Sequence[Any]:
+            return run_node(node, scope, replace(context, derivation=Derivation(frames)))
+
+        frames = (*self.derivation.frames, Frame(whole.nodes, run))
+        tape = Tape(whole, graph.nodes) if self.host is None else None
+        return replace(context, derivation=Derivation(frames, tape))
+
+
+@dataclass(frozen=True)
+class Closure:
+    """A graph attribute as operators see it: a callable over the scope where its node stands."""
+
+    graph: Graph
+    scope: Scope
+    context: Context
+
+    @property
+    def inputs(self) -> tuple[ValueInfo, ...]:
+        return self.graph.inputs
+
+    @property
+    def outputs(self) -> tuple[ValueInfo, ...]:
+        return self.graph.outputs
+
+    def __call__(self, *args: Any, step: Any = None) -> tuple[Any, ...]:
+        """Evaluate the graph. ``step``, a loop's iteration number, varies the random keys inside."""
+        context = self.context
+        if step is not None and context.rng is not None:
+            context = replace(context, rng=jax.random.fold_in(context.rng, step))
+        named = dict(zip((v.name for v in self.graph.inputs), args, strict=False))
+        if len(named) < len(args):
+            raise ValueError(f"graph {self.graph.name!r} takes {len(self.graph.inputs)} inputs, not {len(args)}")
+        if context.host is not None:
+            if not context.call.attributes and not is_traced(*args):
+                return context.host.run_graph(self.graph, named, self.scope, context.rng)
+            context = replace(context, host=None)
+        return evaluate(self.graph, named, context, self.scope)
+
+    def condition(self) -> tuple[Closure | None, list[int]]:
+        """Of a Loop's body the part that computes its condition (see ``ir.loops``); None if it computes none.
+
+        A part that draws random numbers is none, too.
+        """
+        part, needed = loops.condition(self.graph)
+        return (replace(self, graph=part) if part.nodes and not part.draws else None), needed
+
+    def compiled(self) -> tuple[Any, ...]:
+        """The graph's outputs, from one compiled program: only on the host."""
+        assert self.context.host is not None
+        return self.context.host.run_partition(self.graph, self.scope, self.context.rng)
+
+
+def evaluate(graph: Graph, inputs: Mapping[str, Any], context: Context, outer: Scope | None = None) -> tuple[Any, ...]:
+    """The outputs of a graph.
+
+    Args:
+        graph: what to evaluate.
+        inputs: values by name; they override initializers of the same name (rule GR-04).
+        context: parameters, random key, attributes of the function around.
+        outer: the scope around a subgraph.
+
+    Raises:
+        KnownValueError: a value that must be known is traced.
+        OperatorError: an operator refuses its inputs.
+    """
+    own = {name: context.params.get(graph.key(name), value) for name, value in graph.initializers.items()}
+    own.update(inputs)
+    scope: Scope = own if outer is None else ChainMap(own, outer)
+    context = context.within(graph)
+    frames, tape = context.derivation.frames, context.derivation.tape
+    shown = debug.level() >= 1
+    with np.errstate(all="ignore"):
+        for node in _nodes(graph, context):
+            if shown:
+                values = [scope.get(name) for name in node.inputs]
+                debug.emit(f"{'host' if context.host else 'trace'} {node}; {operands(node, values)}")
+            if tape is not None and node in tape.recorded:
+                results = tape.record(node, scope, frames[-1].run)
+            else:
+                results = run_node(node, scope, context)
+            scope.update((name, value) for name, value in zip(node.outputs, results, strict=False) if name)
+    return tuple(scope[v.name] for v in graph.outputs)
+
+
+def _nodes(graph: Graph, context: Context) -> tuple[Node, ...]:
+    """The nodes of a graph as they are evaluated, with one node in the place of several where that costs less."""
+    if context.layers is not None:
+        return context.layers.nodes(graph)
+    settings = context.settings
+    plain = context.host is None and context.derivation.tape is None and settings.optimize and settings.place is None
+    return joined(graph) if plain else graph.nodes
+
+
+def run_node(node: Node, scope: Scope, context: Context) -> Sequence[Any]:
+    """The outputs of a node."""
+    values = [scope[name] if name else None for name in node.inputs]
+    place, on_host = context.settings.place, context.host is not None
+    if on_host:
+        values = [v if type(v) is np.ndarray else to_host(v) for v in values]
+    if place is not None:
+        values = place(node, node.inputs, values)
+    try:
+        if on_host and node.is_plain and not context.settings.annotate:
+            results = _call(node, values, scope, context)
+        else:
+            # Scopes name what is traced, and annotations what runs here, in profiles.
+            here = compat.annotation(node.name) if on_host and context.settings.annotate else nullcontext()
+            with here, nullcontext() if on_host and node.is_plain else jax.named_scope(node.name):
+                results = _call(node, values, scope, context)
+    except Exception as e:
+        if (error := node_error(e, node, values, on_host)) is e:
+            raise
+        raise error from e
+    results = checked_results(node, values, results)
+    return results if place is None else place(node, node.outputs, results)
+
+
+def _call(node: Node, values: list[Any], scope: Scope, context: Context) -> Any:
+    attributes = node.attributes
+    if not node.is_plain:
+        closed = partial(Closure, scope=scope, context=context)
+        attributes = {name: with_graphs(value, closed) for name, value in _actual(node, context)}
+    if isinstance(node.target, Function):
+        results = _call_function(node.target, values, attributes, replace(context, rng=_fold(context.rng, node)))
+        return results if node.casts is None else node.casts.results(results)
+    assert node.target is not None and node.target.function is not None
+    node.target.check_choices(attributes)
+    if node.target.static and not all(type(v) is np.ndarray for v in values):
+        values = static_operands(node, node.target, values, scope, context)
+    if (node.target.merges or (node.op_type in REWRITTEN and not node.domain)) and context.graphs:
+        values = _apart(node, values, context)
+    if node.target.fixtures:
+        attributes = {**fixtures(node, node.target, scope, context), **attributes}
+    if node.casts is not None:
+        return node.casts.call(node.target.function, *values, **attributes)
+    return node.target.function(*values, **attributes)
+
+
+def _apart(node: Node, values: Sequence[Any], context: Context) -> list[Any]:
+    """The operands, behind a barrier where XLA would merge the node with a neighbour; on CPUs both remain one loop."""
+    found = [*values]
+    for i, what in merging(node, context.graphs[0], context.call.depth > 0):
+        merges = what == "all" or (compat.merges_constants() and _is_uniform(values[1 - i]))
+        if merges and not is_known(values[i]) and is_float(values[i].dtype):
+            found[i] = jax.lax.optimization_barrier(values[i])
+    return found
+
+
+def _is_uniform(value: Any) -> bool:
+    """Whether a value is known, and all its elements are equal."""
+    return is_known(value) and value.size > 0 and bool((value == np.ravel(value)[0]).all())
+
+
+def checked_results(node: Node, values: Sequence[Any], returned: Any) -> list[Any]:
+    """The results of a node, which are as many as it names, and arrays that can be."""
+    results = [np.asarray(r) if isinstance(r, np.generic) else r for r in _several(returned)]
+    for result in results:
+        if type(result) is np.ndarray and result.nbytes <= LARGEST_ARRAY:
+            continue
+        if any(type(d) is int and d < 0 for d in getattr(result, "shape", ())):
+            raise OperatorError(f"{node} would make an array of shape {result.shape}\n{operands(node, values)}")
+        if _bytes(result) > LARGEST_ARRAY:
+            try:
+                in_programs = LARGEST_TRACED * jax.process_count()
+                check_room(result.shape, result.dtype, LARGEST_ARRAY if is_known(result) else in_programs)
+            except ValueError as e:
+                raise OperatorError(f"{node}: {e}\n{operands(node, values)}") from None
+    if len(node.outputs) > len(results):
+        raise OperatorError(
+            f"{node} names {len(node.outputs)} outputs, the operator gives {len(results)}", rule="ND-08"
+        )
+    return results
+
+
+def _several(returned: Any) -> tuple[Any, ...]:
+    return returned if isinstance(returned, tuple) else (returned,)
+
+
+def _bytes(value: Any) -> int:
+    """What an array takes in memory; 0 for other values and for symbolic extents."""
+    shape = getattr(value, "shape", ())
+    return math.prod(shape) * value.dtype.itemsize if shape and all(type(d) is int for d in shape) else 0
+
+
+def _actual(node: Node, context: Context) -> list[tuple[str, Any]]:
+    """The node's attributes, with references replaced by the caller's values or left out (rules FN-13, FN-14)."""
+    items = []
+    for name, value in node.attributes.items():
+        if isinstance(value, Reference):
+            if value.name not in context.call.attributes:
+                continue
+            value = context.call.attributes[value.name]
+            if isinstance(node.target, Operator):
+                value = binding.convert_attributes(node.target, {name: value})[name]
+        items.append((name, value))
+    return items
+
+
+def fixtures(node: Node, operator: Operator, scope: Scope, context: Context) -> dict[str, Any]:
+    """What the operator asks for by name beyond its inputs and attributes."""
+    return {name: _FIXTURES[name](node, scope, context) for name in operator.fixtures}
+
+
+def _trips(node: Node, scope: Scope, context: Context) -> Any:
+    on_host = context.host is not None and not context.call.attributes
+    return partial(context.host.run_trips, node, scope, context.rng) if on_host else None  # type: ignore[union-attr]
+
+
+def _shards(node: Node, _: Scope, context: Context) -> Shards:
+    return Shards() if context.settings.place is None else context.settings.place.shards(node)
+
+
+def _declared(node: Node, context: Context) -> Sequence[Any] | None:
+    """The shape that the model declares of a node's first output."""
+    graph, name = context.graphs[0], node.outputs[0]
+    declared = next((v for v in graph.outputs if v.name == name), graph.value_info.get(name))
+    return None if declared is None else declared.shape
+
+
+def _dropped(node: Node, graph: Graph) -> None:
+    """Raise KnownValueError if not only scatters, which drop padding, read the node's results."""
+    if reader := reader_beside_scatters(graph, node):
+        error = needs_known(node, "'X'", node.inputs[:1])
+        error.add_note(
+            f"{reader} reads its result; if scatters alone did, by rows, it would be padded to the size of 'X'"
+        )
+        raise error
+
+
+_FIXTURES: dict[str, Callable[[Node, Scope, Context], Any]] = {
+    "opset": lambda node, *_: node.opset,
+    "n_outputs": lambda node, *_: len(node.outputs),
+    "loop_cond": lambda _node, _scope, context: context.settings.loop_cond,
+    "max_trips": lambda _node, _scope, context: context.settings.max_trips,
+    "derivatives": lambda node, scope, context: Derivatives(node, scope, context.derivation),
+    "compiled": _trips,
+    "forward_only": lambda node, *_: partial(forward_only, node),
+    "once": lambda node, *_: once_of(node),
+    "shards": _shards,
+    "extents": lambda node, _, context: _declared(node, context) if context.caller_traces else None,
+    "wide": lambda node, *_: node.casts is not None and node.casts.result == np.float32,
+    "dropped": lambda node, _, context: partial(_dropped, node, *context.graphs[:1]),
+    "warn": lambda node, _, context: partial(warn, node, context.settings.warned),
+    "rng": lambda node, _, context: NoKey(node) if context.rng is None else _fold(context.rng, node),
+}
+
+
+def _fold(rng: Any, node: Node) -> Any:
+    """The node's own key: two calls of one function draw different numbers."""
+    # By name rather than by position, so that removing another node leaves this stream alone (rule GR-25).
+    return None if rng is None else jax.random.fold_in(rng, zlib.crc32(node.name.encode()))
+
+
+def _call_function(
+    function: Function, values: list[Any], attributes: Mapping[str, Any], context: Context
+) -> tuple[Any, ...]:
+    """The outputs of a model's own function; traced once per signature, as a nested jit."""
+    names = [v.name for v in function.body.inputs]
+    named = dict(zip(names, values + [None] * (len(names) - len(values)), strict=True))
+    call = FunctionCall({**function.defaults, **attributes}, context.call.depth + 1, context.call.traced)
+    context = replace(context, call=call, derivation=Derivation(), graphs=())
+    traced = {name: value for name, value in named.items() if isinstance(value, jax.core.Tracer)}
+    known = {name: value for name, value in named.items() if name not in traced}
+    signature = _signature((known, call.attributes))
+    if not traced or signature is None or call.depth > NESTED_JITS:
+        return evaluate(function.body, named, context)
+    key = (function, signature, tuple(traced), context.rng is None)
+    if key not in call.traced:
+        call.traced[key] = _traced_function(function, known, context)
+    return with_constants(call.traced[key](traced, context.rng))
+
+
+def _traced_function(function: Function, known: Mapping[str, Any], context: Context) -> Any:
+    """A jitted function over the traced operands."""
+
+    def body(traced: dict[str, Any], rng: Any) -> list[Any]:
+        results = evaluate(function.body, {**known, **traced}, replace(context, rng=rng))
+        return [ConstantOutput(r) if is_known(r) else r for r in results]
+
+    body.__name__ = function.name
+    return jax.jit(body)
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True, eq=False)
+class ConstantOutput:
+    """A known value among the results of a jit: it passes beside the program and stays known."""
+
+    value: Any
+
+
+def with_constants(results: Sequence[Any]) -> tuple[Any, ...]:
+    """The results of a jit with those that passed beside it."""
+    return tuple(r.value if isinstance(r, ConstantOutput) else r for r in results)
+
+
+def _signature(value: Any) -> Any:
+    """Known values as a hashable key that tells their bits apart; None when they are large or hold graphs."""
+    match value:
+        case np.ndarray():
+            if value.nbytes > LARGEST_IN_SIGNATURE or value.dtype.hasobject:
+                return None
+            return value.dtype, value.shape, value.tobytes()
+        case list() | tuple() | dict():
+            items = [*value, *value.values()] if isinstance(value, dict) else value
+            parts = tuple(map(_signature, items))
+            return None if any(p is None for p in parts) else parts
+        case str() | int() | float() | bool() | None:
+            return type(value), repr(value)  # 0.0 == -0.0, and they are not the same
+        case _:
+            return None

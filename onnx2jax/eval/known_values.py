@@ -1,0 +1,135 @@
+"""Abstract evaluation of a graph for all inputs of its declared shapes: constants, and types of the other values.
+
+Free extents are symbols of ``jax.export``. A symbol equals nothing but itself, also where the extent of a call would be
+equal, so what an operator decides by the value of one is unknown: only moves and arithmetic take them as they are.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import jax
+import numpy as np
+from jax import export, lax
+
+from .. import compat
+from ..ir.graph import Graph, Node
+from ..ops.arrays import is_string
+from ..ops.conv import native_conv
+from ..proto.mapped import load
+from ..proto.types import TensorType, ValueInfo
+from .interpreter import Context, run_node
+
+Values = Mapping[str, Any]
+"""Values by name: constants as NumPy arrays, others as ``jax.ShapeDtypeStruct``."""
+
+LARGEST_KNOWN: Final = 16
+"""Elements of a parameter whose values operators may ask for, such as the scales of Resize."""
+LARGEST_KEPT: Final = 2**16
+"""Elements of a constant that other nodes may ask for; masks over all positions take too much memory."""
+EXACT: Final = {"Shape", "Size", "Gather", "Slice", "Concat", "Identity", "Cast", "Add", "Sub", "Mul"} | {
+    "Reshape",
+    "Squeeze",
+    "Unsqueeze",
+    "ConstantOfShape",
+}
+"""Operators of ai.onnx that move extents, or compute with them as polynomials."""
+
+
+def known_values(
+    graph: Graph, inputs: Iterable[ValueInfo], constants: Mapping[str, Any], weights: Iterable[str], outer: Values
+) -> tuple[Values, dict[str, tuple[Any, ...]]]:
+    """The values of a graph as far as they are known, and vectors of extents of which some are symbols.
+
+    Args:
+        graph: the graph.
+        inputs: as declared.
+        constants: its other initializers, and those that it captures.
+        weights: those of which only types are told from some size on.
+        outer: values of the graphs around it.
+    """
+    large = {n for n in weights if constants[n].size > LARGEST_KNOWN}
+    given = {n: jax.ShapeDtypeStruct(constants[n].shape, constants[n].dtype) for n in large} | dict(_declared(inputs))
+    given |= {n: v for n, v in outer.items() if n not in constants and not isinstance(v, np.ndarray)}
+    known = {n: v for n, v in outer.items() if isinstance(v, np.ndarray)}
+    found, extents = dict[str, Any](), dict[str, tuple[Any, ...]]()
+
+    def run(given: dict[str, Any]) -> None:
+        scope = known | {n: load(v) for n, v in constants.items() if n not in large} | given
+        context = Context({}, jax.random.key(0))
+        for node in graph.nodes:
+            scope.update(_results(node, scope, context))
+        for name, value in scope.items():
+            if isinstance(value, jax.Array):
+                found[name] = jax.ShapeDtypeStruct(value.shape, value.dtype)
+            elif type(value) is np.ndarray and not value.dtype.hasobject:
+                found[name] = value
+            elif _is_extents(value) and value.ndim == 1:
+                extents[name] = tuple(value.tolist())
+
+    with compat.outside(), compat.enable_x64(), np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # calls will give them
+        jax.eval_shape(run, given)
+    return found, extents
+
+
+def _declared(inputs: Iterable[ValueInfo]) -> Iterator[tuple[str, jax.ShapeDtypeStruct]]:
+    """Inputs that are tensors of numbers of a declared rank, with one symbol for each dimension variable."""
+    scope, symbols = export.SymbolicScope(), dict[Any, Any]()
+    for value in inputs:
+        if isinstance(value.type, TensorType) and value.shape is not None and not value.type.dtype.hasobject:
+            extents = []
+            for axis, extent in enumerate(value.shape):
+                key = extent or (value.name, axis)
+                if not isinstance(extent, int) and key not in symbols:
+                    (symbols[key],) = export.symbolic_shape(f"d{len(symbols)}", scope=scope)
+                extents.append(extent if isinstance(extent, int) else symbols[key])
+            yield value.name, jax.ShapeDtypeStruct(extents, value.type.dtype)
+
+
+def _results(node: Node, scope: Mapping[str, Any], context: Context) -> dict[str, Any]:
+    """The outputs of a node that are known, by name."""
+    if any(n not in scope for n in node.reads):
+        return {}
+    operands = {n: scope[n] for n in node.reads}
+    free = any(map(_is_free, operands.values()))
+    exact = node.domain == "" and node.op_type in EXACT
+    if free and (node.bodies or (node.op_type == "Squeeze" and len(node.inputs) < 2 and "axes" not in node.attributes)):
+        return {}
+    if free and not exact:
+        operands = {n: _opaque(v) if _is_extents(v) else v for n, v in operands.items()}
+    try:
+        if (node.domain, node.op_type) == ("", "Conv"):
+            results: Any = [native_conv(*(operands[n] for n in node.inputs[:2]), **node.attributes)]
+        else:
+            results = run_node(node, operands, context)
+    except Exception:  # for these types; a call will say what is wrong, if anything is
+        return {}
+    known = {n: v for n, v in zip(node.outputs, results, strict=False) if n and v is not None}
+    return {n: _settled(v, exact or not free) for n, v in known.items()}
+
+
+def _settled(value: Any, is_exact: bool) -> Any:
+    """A result, unknown where it was decided by a symbol."""
+    if type(value) is not np.ndarray or is_string(value):
+        return value
+    if value.dtype.hasobject and all(isinstance(d, int) for d in value.ravel().tolist()):
+        value = value.astype(np.int64)
+    return value if is_exact and value.size <= LARGEST_KEPT else _opaque(value)
+
+
+def _opaque(value: np.ndarray) -> jax.Array:
+    """An array of unknown values."""
+    return lax.full(value.shape, 0, np.int64 if value.dtype.hasobject else value.dtype)
+
+
+def _is_extents(value: Any) -> bool:
+    """Whether a value is a NumPy array of extents, some of which are symbols."""
+    return type(value) is np.ndarray and value.dtype.hasobject and not is_string(value)
+
+
+def _is_free(value: Any) -> bool:
+    """Whether a symbol is among a value's extents or elements."""
+    return _is_extents(value) or not all(isinstance(d, int) for d in getattr(value, "shape", ()))

@@ -1,0 +1,1 @@
+"""Passes that run on any platform."""

@@ -1,0 +1,174 @@
+"""Folds scales behind convolutions, such as BatchNormalization's, into their weights; one sum is left.
+
+Before, where m, f and b are one number a channel and, like w, follow from parameters, and nothing else reads c to e:
+
+    c:f32[1,64,56,56] = conv_general_dilated x w
+    d:f32[1,64,56,56] = sub c m
+    e:f32[1,64,56,56] = mul d f
+    g:f32[1,64,56,56] = add e b
+
+After; v and h are hoisted:
+
+    n:f32[64] = sub 0.0 m;  p:f32[64] = mul n f;  h:f32[64] = add p b
+    v:f32[64,64,3,3] = scaled w f p
+    c:f32[1,64,56,56] = conv_general_dilated x v
+    g:f32[1,64,56,56] = add c h
+
+MobileNetV2 takes 0.95 of the processor time, ResNet-50 0.965, a classifier of text lines (35 BatchNormalization) 0.92
+(jax 0.10); where images are large, or XLA's kernels take all the time, nothing is gained; nor by scales before a
+convolution.
+
+Results differ by roundings of the terms that are summed, as in another order of sums. Where numbers are so large or
+small that they would be lost, evaluating them raises ``Unfoldable``, and the program is compiled without this pass.
+Weights with another reader stay as they are, since a second copy would take memory; so do those of products, which are
+not copied for another layout as those of convolutions are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from jax import lax
+
+from .... import compat
+from ....limits import MOST_GROWTH, SMALL_GROWTH
+from ...const_eval import can_evaluate
+from ...program import Branch, Equation, Program, is_literal, nbytes, splice, type_of, variables
+
+SCALES: Final = ("mul", "div")
+AFFINE: Final = ("add", "sub", *SCALES)
+
+
+class Link(NamedTuple):
+    """An equation that scales or shifts each channel, and the variable, or literal, it does so by."""
+
+    equation: Equation
+    by: Any
+
+
+def fold(program: Program, branch: Branch) -> Program:
+    """The program with what follows convolutions folded into their weights; the same object where it has none.
+
+    ``branch`` chooses the branch of a choice by platform.
+    """
+    if not (compat.has_primitives() and program.has("conv_general_dilated")):
+        return program
+    program = program.inlined(branch)
+    uses, constants = _Uses(program), dict(program.constants)
+    new, traced = {id(e): [e] for e in program.equations}, dict[Any, Program]()
+    for convolution in filter(uses.can_fold_into, program.equations):
+        chain = uses.chain(convolution)
+        if any(link.equation.name in SCALES for link in chain):
+            for equation in (convolution, *(link.equation for link in chain)):
+                new[id(equation)] = []
+            new[id(chain[-1].equation)] = _folded(convolution, chain, traced, constants)
+    equations = [e for equation in program.equations for e in new[id(equation)]]
+    return program.replace(equations=equations, constants=constants)
+
+
+class _Uses:
+    """Use-def chains of a program, and the parameters that its values follow from."""
+
+    def __init__(self, program: Program) -> None:
+        self.roots: dict[Any, frozenset[Any]] = {v: frozenset() for v in program.constants}
+        """The parameters of each value that follows from parameters alone."""
+        self.roots |= {v: frozenset((v,)) for v in program.inputs[: program.parameters]}
+        self.producers: dict[Any, Equation] = {}
+        self.reader: dict[Any, Equation] = {}
+        self.reads = Counter(variables(program.outputs))
+        self.root_reads = Counter[Any]()
+        """How often equations that are not hoisted read what follows from a parameter."""
+        for equation in program.equations:
+            operands = variables(equation.inputs)
+            self.reads.update(operands)
+            self.reader.update(dict.fromkeys(operands, equation))
+            self.producers.update(dict.fromkeys(equation.outputs, equation))
+            roots = frozenset[Any]().union(*(self.roots.get(v, ()) for v in operands))
+            if can_evaluate(equation) and all(v in self.roots for v in operands):
+                self.roots.update(dict.fromkeys(equation.outputs, roots))
+            else:
+                self.root_reads.update(roots)
+        self.root_reads.update(r for v in variables(program.outputs) for r in self.roots.get(v, ()))
+
+    def can_fold_into(self, equation: Equation) -> bool:
+        """Whether it is a convolution whose weights follow from parameters that nothing else reads."""
+        if equation.name != "conv_general_dilated" or equation.params["batch_group_count"] != 1:
+            return False
+        w, result = equation.inputs[1], equation.outputs[0].aval
+        if is_literal(w) or {w.aval.dtype, equation.inputs[0].aval.dtype, result.dtype} != {np.dtype("f4")}:
+            return False
+        roots = self.roots.get(w, ())
+        is_hoisted = 0 < w.aval.size * 4 <= max(SMALL_GROWTH, MOST_GROWTH * sum(map(nbytes, roots)))
+        is_alone = all(self.root_reads[r] == 1 or nbytes(r) <= SMALL_GROWTH for r in roots)
+        return bool(roots) and is_hoisted and is_alone
+
+    def chain(self, convolution: Equation) -> list[Link]:
+        """The equations that scale and shift the channels of its result, each the only reader of the one before."""
+        channel = convolution.params["dimension_numbers"].out_spec[1]
+        (value,), chain = convolution.outputs, list[Link]()
+        while self.reads[value] == 1 and (link := self._link(self.reader.get(value), value, channel)):
+            chain.append(link)
+            (value,) = link.equation.outputs
+        return chain
+
+    def _link(self, equation: Equation | None, value: Any, channel: int) -> Link | None:
+        if equation is None or equation.name not in AFFINE or equation.outputs[0].aval != value.aval:
+            return None
+        left, right = equation.inputs
+        if left is not value and equation.name in ("sub", "div"):
+            return None
+        by = self._by_channel(right if left is value else left, channel)
+        return None if by is None else Link(equation, by)
+
+    def _by_channel(self, operand: Any, channel: int) -> Any:
+        """The scalar, or one number a channel, that an operand broadcasts; None where it varies otherwise."""
+        axes = [*range(len(operand.aval.shape))]
+        while not is_literal(operand) and (producer := self._broadcast(operand)) is not None:
+            axes = [axes[axis] for axis in producer.params["broadcast_dimensions"]]
+            (operand,) = producer.inputs
+        if not is_literal(operand) and operand not in self.roots:
+            return None
+        extents = zip(axes, operand.aval.shape, strict=True)
+        alike = all(n == 1 or axis == channel for axis, n in extents)
+        return operand if alike and operand.aval.dtype == np.float32 else None
+
+    def _broadcast(self, variable: Any) -> Equation | None:
+        producer = self.producers.get(variable)
+        is_one = producer is not None and producer.name == "broadcast_in_dim" and len(producer.inputs) == 1
+        return producer if is_one else None
+
+
+def _folded(
+    convolution: Equation, chain: Sequence[Link], traced: dict[Any, Program], constants: dict[Any, Any]
+) -> list[Equation]:
+    """The equations of the convolution, its weights scaled, and of one sum; ``traced`` caches them by types."""
+    names = tuple(link.equation.name for link in chain)
+    operands = [*convolution.inputs, *(link.by for link in chain)]
+    types = tuple(map(type_of, operands))
+    key = names, types, str(convolution.params)
+    if key not in traced:
+        traced[key] = Program.traced(partial(_convolved, convolution, names), *operands)
+    return splice(traced[key], convolution.replace(outputs=chain[-1].equation.outputs), operands, constants)
+
+
+def _convolved(convolution: Equation, names: Sequence[str], x: Any, w: Any, *operands: Any) -> Any:
+    """The result of a convolution and of equations with these names and operands behind it."""
+    numbers = convolution.params["dimension_numbers"]
+    channel, kernel = numbers.out_spec[1], numbers.rhs_spec[0]
+    count = w.shape[kernel]
+    extents = [count if axis == kernel else 1 for axis in range(w.ndim)]
+    shift = lax.full((count,), 0, w.dtype)
+    for name, v in zip(names, operands, strict=True):
+        v = lax.broadcast_in_dim(lax.reshape(v, (v.size,)), (count,), (0,))
+        if name in SCALES:
+            v = v if name == "mul" else lax.div(lax.full_like(v, 1), v)
+            shift = lax.mul(shift, v)
+            w = compat.scaled(w, lax.reshape(v, extents), shift)
+        else:
+            shift = (lax.add if name == "add" else lax.sub)(shift, v)
+    (y,) = convolution.bind([x, w])
+    return y if {*names} <= {*SCALES} else lax.add(y, lax.broadcast_in_dim(shift, y.shape, (channel,)))

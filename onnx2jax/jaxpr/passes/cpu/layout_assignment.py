@@ -1,0 +1,413 @@
+"""Layout assignment: images channels last (NHWC), for which XLA:CPU has convolutions several times as fast.
+
+Before, a convolution of an image channels first, and its consumers:
+
+    c:f32[1,64,56,56] = conv_general_dilated[NCHW, OIHW] x w
+    d:f32[1,64,56,56] = max c 0.0
+    e:f32[1,64,28,28] = reduce_window_max[window_dimensions=(1, 1, 2, 2)] d
+
+After; the producer of x left it channels last, and the transpose of w, a parameter, is hoisted:
+
+    v:f32[3,3,64,64] = transpose[permutation=(2, 3, 1, 0)] w
+    c:f32[1,56,56,64] = conv_general_dilated[NHWC, HWIO] x v
+    d:f32[1,56,56,64] = max c 0.0
+    e:f32[1,28,28,64] = reduce_window_max[window_dimensions=(1, 2, 2, 1)] d
+
+Each value knows the axis orders in which it exists. A transpose renames axes; equations along axes, or on each element,
+are rewritten for the current order; an equation without a rule gets its operands in the order of the trace.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ....limits import SHORT
+from ....ops.window import Window
+from ...axis_orders import Order, Value, permuted, places, plain, without
+from ...const_eval import can_evaluate
+from ...program import (
+    Branch,
+    Equation,
+    Program,
+    branch_for,
+    convolution_flops,
+    instantiate,
+    is_literal,
+    new_variable,
+    type_of,
+)
+from .conv_lowering import convolve, weighted
+
+Rule = Callable[["Layout", Equation, "Sequence[Value]"], "list[Value] | None"]
+"""Rewrites an equation; None where its operands must have the axis order that they were traced with."""
+
+
+class ConvRules(NamedTuple):
+    """How convolutions are lowered."""
+
+    rule: Rule
+    can_lower: Callable[[Equation], bool]
+    branch: Branch
+    """Chooses the branch of a choice by platform."""
+    pays: Callable[[Sequence[Equation]], bool] = bool
+    """Whether a program with these convolutions gains by it."""
+
+
+def assign_layouts(program: Program, *, onednn: bool = False) -> Program:
+    """The program of a call with its images channels last; the same object where it has no convolution.
+
+    ``onednn``: whether oneDNN may compute convolutions; not in short programs, which ``run`` loads a second time.
+    """
+    rules = ConvRules(_convolution, _can_lower, convolution_branch)
+    return _channels_last(program, rules, onednn, known=program.parameters)
+
+
+def assign_training_layouts(program: Program, rules: ConvRules) -> Program:
+    """The same for a training step; what is computed of its state element by element keeps the state's layout."""
+    return _channels_last(program, rules, False, stays=program.parameters)
+
+
+def _channels_last(program: Program, rules: ConvRules, onednn: bool, known: int = 0, stays: int = 0) -> Program:
+    if not program.has("conv_general_dilated"):
+        return program
+    flat = program.inlined(rules.branch)
+    convolutions = [e for e in flat.equations if rules.can_lower(e)]
+    if not rules.pays(convolutions):
+        return program
+    constants = dict(flat.constants)
+    layout = Layout(constants, rules.rule, onednn and sum(map(convolution_flops, convolutions)) > SHORT)
+    for i, variable in enumerate(flat.inputs):
+        layout.values[variable] = layout.holding(variable, known=i < known, stays=i < stays)
+    for equation in flat.equations:
+        layout.add(equation)
+    outputs = [layout.value(v).plain() for v in flat.outputs]
+    return flat.replace(equations=layout.equations, outputs=outputs, constants=constants)
+
+
+SUPPORTED_DTYPES: Final = frozenset(map(np.dtype, (np.float32, np.float16, jnp.bfloat16, np.int8)))
+
+
+def _can_lower(equation: Equation) -> bool:
+    """Whether it is a convolution that ``convolve`` computes."""
+    given = equation.params
+    return (
+        equation.name == "conv_general_dilated"
+        and given["batch_group_count"] == 1
+        and equation.inputs[0].aval.dtype in SUPPORTED_DTYPES
+        and (set(given["lhs_dilation"]) <= {1} or _is_transposed(given))
+    )
+
+
+def _is_transposed(given: Mapping[str, Any]) -> bool:
+    """Whether it is a transposed convolution: only the image is dilated."""
+    return given["feature_group_count"] == 1 and {*given["window_strides"], *given["rhs_dilation"]} <= {1}
+
+
+def convolution_branch(equation: Equation) -> int:
+    """The branch of a choice by platform that is a convolution, a TPU's if that is of integers; or a CPU's."""
+    for at, (names, branch) in enumerate(zip(equation.params["branches_platforms"], equation.inner, strict=True)):
+        convolutions = [e for e in branch.equations if _can_lower(e)]
+        is_integer = any(e.inputs[0].aval.dtype.kind == "i" for e in convolutions)
+        if convolutions and (names is None or ("tpu" in names and is_integer)):
+            return at
+    return branch_for("cpu")(equation)
+
+
+class Layout:
+    """A program in construction, equation by equation."""
+
+    def __init__(self, constants: dict[Any, Any], convolution: Rule, onednn: bool) -> None:
+        self.rules = {**RULES, "conv_general_dilated": convolution}
+        self.onednn = onednn
+        self.equations: list[Equation] = []
+        self.values: dict[Any, Value] = {}
+        self.constants = constants
+        self._traced: dict[Any, Program] = {}
+        self._at: Any = None
+        """The equation being rewritten: new ones stand at its place in the model."""
+
+    def value(self, variable: Any) -> Value:
+        """The value of a variable of the old program."""
+        if is_literal(variable):
+            return self.holding(variable, known=True)
+        if variable not in self.values:
+            self.values[variable] = self.holding(variable, known=variable in self.constants)
+        return self.values[variable]
+
+    def holding(self, form: Any, order: Order | None = None, **attributes: Any) -> Value:
+        """The value that a variable of the new program holds, in an axis order."""
+        return Value(self._transpose, form, order, **attributes)
+
+    def add(self, equation: Equation) -> None:
+        """Rewrite an equation of the old program."""
+        self._at = equation
+        operands = [self.value(v) for v in equation.inputs]
+        known = all(v.known for v in operands) and can_evaluate(equation)
+        name = equation.name
+        rule = None if known and name != "broadcast_in_dim" else self.rules.get(name)
+        results = rule(self, equation, operands) if rule else None
+        if results is None:
+            results = self.write([v.plain() for v in operands])
+        for variable, result in zip(equation.outputs, results, strict=True):
+            result.known = known
+            self.values[variable] = result
+
+    def write(self, operands: Sequence[Any], orders: Sequence[Order] | None = None, **changed: Any) -> list[Value]:
+        """Append the current equation with other operands and parameters; its results have these axis orders."""
+        old = self._at
+        orders = orders or [plain(len(getattr(v.aval, "shape", ()))) for v in old.outputs]
+        new = [
+            new_variable(v, permuted(v.aval.shape, order) if order else None)
+            for v, order in zip(old.outputs, orders, strict=True)
+        ]
+        self.equations.append(old.replace(operands, new, **changed))
+        return [self.holding(n, order, aval=v.aval) for v, n, order in zip(old.outputs, new, orders, strict=True)]
+
+    def trace(self, function: Callable[..., Any], fixed: tuple[Any, ...], *operands: Any) -> Any:
+        """The variable of a function's result for variables, with fixed arguments behind them.
+
+        Its equations are appended; for operands of equal types it is traced once.
+        """
+        key = function, fixed, tuple(map(type_of, operands))
+        if key not in self._traced:
+            self._traced[key] = Program.traced(lambda *xs: function(*xs, *fixed), *operands)
+        equations, result = instantiate(self._traced[key], operands, self.constants)
+        self.equations += [e.located_at(self._at) for e in equations]
+        return result
+
+    def _transpose(self, form: Any, permutation: tuple[int, ...]) -> Any:
+        self.equations.append(self._at.transpose(form, permutation))
+        return self.equations[-1].outputs[0]
+
+
+# ------------------------------------------------------------------------------------------------------ rules
+
+
+def _common(operands: Sequence[Value], rank: int) -> Order:
+    """The axis order for operands of the same shape: that of one that would need a transpose otherwise."""
+    whole = [v for v in operands if v.rank == rank and not v.known]
+    if any(v.stays for v in whole):
+        return plain(rank)
+    for value in (*(v for v in whole if not v.lazy), *(v for v in whole if v.lazy)):
+        if value.order != plain(rank):
+            return value.order
+    return plain(rank)
+
+
+def _elementwise(layout: Layout, equation: Equation, operands: Sequence[Value]) -> list[Value]:
+    order = _common(operands, len(equation.outputs[0].aval.shape))
+    results = layout.write(
+        [v.within(order) if v.rank == len(order) else v.plain() for v in operands], [order] * len(equation.outputs)
+    )
+    for result in results:
+        result.stays = any(v.stays and v.rank == len(order) for v in operands)
+    return results
+
+
+def _reduce(layout: Layout, equation: Equation, operands: Sequence[Value]) -> list[Value]:
+    (x,), axes = operands, equation.params["axes"]
+    return layout.write([x.best()], [without(x.order, axes)], axes=tuple(sorted(places(axes, x.order))))
+
+
+def _along(parameter: str) -> Rule:
+    """The rule of equations along one axis of operands of the same rank."""
+
+    def rule(layout: Layout, equation: Equation, operands: Sequence[Value]) -> list[Value]:
+        order = _common(operands, operands[0].rank)
+        where = order.index(equation.params[parameter])
+        return layout.write([v.within(order) for v in operands], [order] * len(equation.outputs), **{parameter: where})
+
+    return rule
+
+
+def _by_axis(*parameters: str) -> Rule:
+    """The rule of equations whose parameters have an entry for each axis of the first operand; others are scalars."""
+
+    def rule(layout: Layout, equation: Equation, operands: Sequence[Value]) -> list[Value] | None:
+        x, *others = operands
+        if any(v.rank for v in others):
+            return None
+        given = {n: equation.params[n] for n in parameters if equation.params.get(n) is not None}
+        changed = {n: permuted(v, x.order) for n, v in given.items()}
+        return layout.write([x.best(), *(v.plain() for v in others)], [x.order] * len(equation.outputs), **changed)
+
+    return rule
+
+
+def _reverse(layout: Layout, equation: Equation, operands: Sequence[Value]) -> list[Value]:
+    (x,) = operands
+    return layout.write([x.best()], [x.order], dimensions=places(equation.params["dimensions"], x.order))
+
+
+def _dynamic_slice(layout: Layout, equation: Equation, operands: Sequence[Value]) -> list[Value] | None:
+    x, *starts = operands
+    if len(starts) != x.rank:
+        return None
+    placed = permuted([v.plain() for v in starts], x.order)
+    sizes = permuted(equation.params["slice_sizes"], x.order)
+    return layout.write([x.best(), *placed], [x.order], slice_sizes=sizes)
+
+
+def _transpose(_layout: Layout, equation: Equation, operands: Sequence[Value]) -> list[Value]:
+    (x,) = operands
+    return [x.renamed(equation.params["permutation"], equation.outputs[0].aval)]
+
+
+def _broadcast(layout: Layout, equation: Equation, operands: Sequence[Value]) -> list[Value] | None:
+    """Lazy: materialised in the axis order of its consumer."""
+    x, *more = operands
+    if more:  # extents that only a call knows
+        return None
+    shape, along, aval = equation.params["shape"], equation.params["broadcast_dimensions"], equation.outputs[0].aval
+    if math.prod(shape) == math.prod(x.shape) and x.rank and not x.known:
+        return _reshaped(layout, x, aval)
+
+    def make(order: Order) -> Any:
+        axes = tuple(sorted(range(x.rank), key=lambda axis: order.index(along[axis])))
+        wanted, places = permuted(shape, order), tuple(order.index(along[axis]) for axis in axes)
+        return layout.trace(lax.broadcast_in_dim, (wanted, places), x.within(axes))
+
+    return [layout.holding(None, x.order if x.rank == len(shape) else None, aval=aval, make=make)]
+
+
+def _reshape(layout: Layout, equation: Equation, operands: Sequence[Value]) -> list[Value] | None:
+    x, *more = operands
+    if more or (equation.name == "reshape" and equation.params["dimensions"] is not None):
+        return None
+    return _reshaped(layout, x, equation.outputs[0].aval)
+
+
+def _reshaped(layout: Layout, x: Value, aval: Any) -> list[Value]:
+    """Axes fall into groups of equal extent before and after; a contiguous group in order needs no transpose."""
+    shape, order = aval.shape, x.order
+    if math.prod(shape) < 2:
+        return [layout.holding(layout.trace(lax.reshape, (shape,), x.plain()), aval=aval)]
+    groups = _groups(x.shape, shape)
+    group_of = {axis: group for group in groups for axis in group[0]}
+    stored = [axis for axis in order if x.shape[axis] != 1]
+    lying = list(dict.fromkeys(group_of[axis] for axis in stored))
+    wanted = [axis for before, _ in lying for axis in before]
+    if wanted != stored:  # a group is torn apart: the ones may come first
+        order = (*(axis for axis in range(x.rank) if x.shape[axis] == 1), *wanted)
+    after = [axis for _, axes in lying for axis in axes]
+    for axis, extent in enumerate(shape):
+        if extent == 1:
+            after.insert(after.index(axis - 1) + 1 if axis and axis - 1 in after else 0, axis)
+    new = layout.trace(lax.reshape, (permuted(shape, after),), x.within(order))
+    return [layout.holding(new, tuple(after), aval=aval)]
+
+
+def _groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Runs of axes, those of extent 1 left out, that hold the same elements before and after a reshape.
+
+    >>> _groups((2, 3, 4, 1, 5), (6, 2, 2, 5))
+    [((0, 1), (0,)), ((2,), (1, 2)), ((4,), (3,))]
+    """
+    left = [axis for axis, extent in enumerate(before) if extent != 1]
+    right = [axis for axis, extent in enumerate(after) if extent != 1]
+    groups = []
+    while left:
+        a, b = [left.pop(0)], [right.pop(0)]
+        while (m := math.prod(before[i] for i in a)) != (n := math.prod(after[i] for i in b)):
+            if m < n:
+                a.append(left.pop(0))
+            else:
+                b.append(right.pop(0))
+        groups.append((tuple(a), tuple(b)))
+    return groups
+
+
+def _gather(layout: Layout, equation: Equation, operands: Sequence[Value]) -> list[Value] | None:
+    """Slices along one axis, which keep its place."""
+    (x, indices), how, sizes = operands, equation.params["dimension_numbers"], equation.params["slice_sizes"]
+    if len(how.start_index_map) != 1 or how.collapsed_slice_dims != how.start_index_map or indices.rank != 2:
+        return None
+    (axis,) = how.start_index_map
+    others = tuple(i for i in range(x.rank) if i != axis)
+    if how.operand_batching_dims or how.offset_dims != others or any(sizes[i] != x.shape[i] for i in others):
+        return None
+    now = x.order.index(axis)
+    moved = how._replace(
+        offset_dims=tuple(i for i in range(x.rank) if i != now), collapsed_slice_dims=(now,), start_index_map=(now,)
+    )
+    return layout.write(
+        [x.best(), indices.plain()], [x.order], dimension_numbers=moved, slice_sizes=permuted(sizes, x.order)
+    )
+
+
+def _product(layout: Layout, equation: Equation, operands: Sequence[Value]) -> list[Value]:
+    contracted, batch = equation.params["dimension_numbers"]
+    numbers = tuple(
+        tuple(places(axes, v.order) for axes, v in zip(pair, operands, strict=True)) for pair in (contracted, batch)
+    )
+    order, at = list(range(len(batch[0]))), len(batch[0])
+    for v, *used in zip(operands, contracted, batch, strict=True):
+        left = without(v.order, [*used[0], *used[1]])
+        order += [at + axis for axis in left]
+        at += len(left)
+    if (first := _first_summed(operands, numbers)) is not None:
+        y = layout.trace(weighted, (first, equation.params["preferred_element_type"]), *(v.best() for v in operands))
+        return [layout.holding(y, tuple(order), aval=equation.outputs[0].aval)]
+    return layout.write([v.best() for v in operands], [tuple(order)], dimension_numbers=numbers)
+
+
+def _first_summed(operands: Sequence[Value], numbers: Any) -> int | None:
+    """The first axis of a sum by weights of its axes' shape, such as the mean of all pixels, if others lie behind."""
+    (x, weights), ((contracted, by), (batch, _)) = operands, numbers
+    if batch or not by or by != plain(weights.rank) or contracted[-1] == x.rank - 1:
+        return None
+    if 0 in x.shape or {x.aval.dtype, weights.aval.dtype} != {np.dtype(np.float32)}:
+        return None
+    return contracted[0] if contracted == tuple(range(contracted[0], contracted[0] + len(by))) else None
+
+
+def _convolution(layout: Layout, equation: Equation, operands: Sequence[Value]) -> list[Value] | None:
+    (x, w), given = operands, equation.params
+    if not _can_lower(equation) or 0 in (*x.shape, *equation.outputs[0].aval.shape):
+        return None
+    numbers, aval = given["dimension_numbers"], equation.outputs[0].aval
+    image, kernel, result = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
+    strides, pads, dilations = (tuple(given[n]) for n in ("window_strides", "padding", "rhs_dilation"))
+    window = Window(permuted(w.shape, kernel[2:]), strides, tuple(map(tuple, pads)), dilations)
+    how = window, given["feature_group_count"], tuple(given["lhs_dilation"]), layout.onednn, aval.dtype
+    operands = x.within((image[0], *image[2:], image[1])), w.within(tuple(kernel))
+    y = layout.trace(convolve, how, *operands)
+    return [layout.holding(y, (result[0], *result[2:], result[1]), aval=aval)]
+
+
+ELEMENTWISE: Final = (
+    "abs", "add", "add_any", "and", "asin", "acos", "atan", "asinh", "acosh", "atanh", "atan2", "bitcast_convert_type",
+    "cbrt", "ceil", "clamp", "convert_element_type", "copy", "cos", "cosh", "div", "eq", "erf", "erf_inv", "erfc",
+    "exp", "exp2", "expm1", "floor", "forward_only", "ge", "gt", "integer_pow", "is_finite", "le", "log", "log1p",
+    "logistic", "lt", "max", "min", "mul", "ne", "neg", "nextafter", "not", "or", "pow",
+    "reduce_precision", "rem", "round", "rsqrt", "select_n", "shift_left", "shift_right_arithmetic",
+    "shift_right_logical", "sign", "sin", "sinh", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "xor",
+)  # fmt: skip
+WINDOWS: Final = ("window_dimensions", "window_strides", "padding", "base_dilation", "window_dilation")
+RULES: Final[Mapping[str, Rule]] = {
+    **dict.fromkeys(ELEMENTWISE, _elementwise),
+    **{f"reduce_{kind}": _reduce for kind in ("sum", "max", "min", "prod", "and", "or", "xor")},
+    **{f"cum{kind}": _along("axis") for kind in ("sum", "prod", "max", "min", "logsumexp")},
+    **{f"reduce_window{kind}": _by_axis(*WINDOWS) for kind in ("", "_sum", "_max", "_min")},
+    "argmax": _reduce,
+    "argmin": _reduce,
+    "broadcast_in_dim": _broadcast,
+    "concatenate": _along("dimension"),
+    "dot_general": _product,
+    "dynamic_slice": _dynamic_slice,
+    "expand_dims": _reshape,
+    "gather": _gather,
+    "pad": _by_axis("padding_config"),
+    "reshape": _reshape,
+    "rev": _reverse,
+    "slice": _by_axis("start_indices", "limit_indices", "strides"),
+    "split": _along("axis"),
+    "squeeze": _reshape,
+    "transpose": _transpose,
+}

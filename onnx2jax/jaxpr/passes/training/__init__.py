@@ -1,0 +1,1 @@
+"""Passes over training steps, whose parameters change with every call."""

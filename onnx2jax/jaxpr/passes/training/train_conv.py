@@ -1,0 +1,170 @@
+"""Convolutions of a step of training, forward and backward, of images that lie channels last.
+
+JAX writes the gradient of a weight as a convolution with batch and channels in each other's place, whose kernel is the
+gradient of the result, and the gradient of an image as one of pixels drawn apart. XLA:CPU has fast kernels for dense
+ones (3x3 with 32 channels of 16x16 pixels: 2.3 ms for the weight, by products for each of 9 taps 4.1, by one product of
+columns 5.6). Not so for these, in milliseconds of one core, 8 images of 28x28:
+
+    1x1, 96 channels to 24, the weight           1.8    a product                             0.5
+    3x3 depthwise, 96 channels, the image       17      shifted multiply-adds                 0.4
+                                the weight      14      sums of shifted products              1
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ....ops.arrays import accumulator
+from ....ops.conv_cpu import convolve, depthwise, product
+from ....ops.window import MAX_TAPS, Window, taps
+from ...axis_orders import Value, permuted
+from ...program import CALLS, Equation, Program, branch_for, is_platform_choice
+from ..cpu.layout_assignment import ConvRules, Layout
+
+DEPTHWISE, FEW_PIXELS = 16, 64
+"""A network without kernels of so many groups, most of whose weights meet at most so many pixels of a batch, keeps its
+layout: its step is bound by the memory of the weights. ResNet-50 over 8 images of 64x64 would take 1.28 times as
+long."""
+FEW_ROWS: Final = 16
+"""Rows from which on a sum over them goes by quarters that are added as arrays: XLA:CPU sums along leading axes one
+number at a time. 9 sums over 16x16x16 pixels of 128 channels take 0.75 ms rather than 2.8."""
+
+
+def _rule(layout: Layout, equation: Equation, operands: Sequence[Value]) -> list[Value] | None:
+    (x, w), given, aval = operands, equation.params, equation.outputs[0].aval
+    if not _can_lower(equation) or 0 in (*x.shape, *w.shape, *aval.shape):
+        return None
+    image, kernel, result = (given["dimension_numbers"][i] for i in range(3))
+    strides, pads, dilations = (tuple(given[n]) for n in ("window_strides", "padding", "rhs_dilation"))
+    window = Window(permuted(w.shape, kernel[2:]), strides, tuple(map(tuple, pads)), dilations)
+    groups, batches, stretch = (given[n] for n in ("feature_group_count", "batch_group_count", "lhs_dilation"))
+    blocks, count, channels = permuted(aval.shape, result[2:]), *permuted(aval.shape, result[:2])
+    order = (result[0], *result[2:], result[1])
+    if _is_of_weights(window, tuple(stretch), groups, blocks):
+        is_depthwise = batches > 1 and count == 1 and channels % batches == 0
+        if is_depthwise or (batches == 1 and math.prod(blocks) == 1):
+            pair = x.within((image[1], *image[2:], image[0])), w.within((kernel[1], *kernel[2:], kernel[0]))
+            y = layout.trace(_of_weights, (window, blocks, is_depthwise, aval.dtype), *pair)
+            ends = (result[0], result[1]) if is_depthwise else (result[1], result[0])
+            return [layout.holding(y, (*result[2:], *ends), aval=aval)]
+    pair = x.within((image[0], *image[2:], image[1])), w.within(tuple(kernel))
+    y = layout.trace(_of_images, (window, groups, batches, tuple(stretch), aval.dtype), *pair)
+    return [layout.holding(y, order, aval=aval)]
+
+
+def _can_lower(equation: Equation) -> bool:
+    """Whether it is a convolution of floating numbers."""
+    types = {np.dtype(t) for t in (np.float32, np.float16, jnp.bfloat16)}
+    return equation.name == "conv_general_dilated" and equation.inputs[0].aval.dtype in types
+
+
+def _is_of_weights(window: Window, stretch: tuple[int, ...], groups: int, blocks: Sequence[int]) -> bool:
+    """Whether it sums over more pixels than it has results, as the gradient of a weight does."""
+    plain = groups == 1 and {*window.strides, *stretch} <= {1}
+    return plain and math.prod(blocks) <= MAX_TAPS and math.prod(blocks) < math.prod(window.kernel)
+
+
+def _of_weights(x: Any, g: Any, window: Window, blocks: tuple[int, ...], is_depthwise: bool, dtype: Any) -> Any:
+    """(blocks..., O, C) of x (N, spatial..., C) and g (N, kernel..., O); (blocks..., 1, O) where it is depthwise.
+
+    O first, as ONNX stores weights: they are updated without a transpose.
+
+    For each block the pixels of x that meet those of g there.
+    """
+    x, g = (v.astype(accumulator(v.dtype)) for v in (x, g))
+    if is_depthwise and x.shape[-1] != g.shape[-1]:
+        x = jnp.repeat(x, g.shape[-1] // x.shape[-1], axis=-1)
+    ones = (1,) * len(blocks)
+    met = taps(x, Window(blocks, window.dilations, window.pads, ones), axis=1)
+    sums = [_summed(part, g) if is_depthwise else _rows(part, g) for part in met]
+    y = jnp.stack(sums) if len(sums) > 1 else sums[0]
+    return lax.reshape(y, (*blocks, *((1, g.shape[-1]) if is_depthwise else y.shape[-2:]))).astype(dtype)
+
+
+def _rows(x: Any, g: Any) -> Any:
+    """(O, C), summed over pixels."""
+    x, g = (lax.reshape(v, (math.prod(v.shape[:-1]), v.shape[-1])) for v in (x, g))
+    return lax.dot_general(g, x, (((0,), (0,)), ((), ())))
+
+
+def _summed(x: Any, g: Any) -> Any:
+    """(C,), the sum of x * g over pixels."""
+    y = lax.reshape(x * g, (math.prod(x.shape[:-1]), x.shape[-1]))
+    while (count := y.shape[0]) >= FEW_ROWS:
+        quarter = -(-count // 4)
+        y = lax.pad(y, np.zeros((), y.dtype), ((0, 4 * quarter - count, 0), (0, 0, 0)))
+        y = functools.reduce(lax.add, (y[i * quarter : (i + 1) * quarter] for i in range(4)))
+    return y.sum(0)
+
+
+def _of_images(x: Any, w: Any, window: Window, groups: int, batches: int, stretch: tuple[int, ...], dtype: Any) -> Any:
+    """As ``_convolved``; of several batches each has its own part of w's results."""
+    x, w = (v.astype(accumulator(v.dtype)) for v in (x, w))
+    pieces = zip(jnp.split(x, batches), jnp.split(w, batches), strict=True)
+    found = [_convolved(a, b, window, groups, stretch) for a, b in pieces]
+    return lax.concatenate(found, x.ndim - 1).astype(dtype)
+
+
+def _convolved(x: Any, w: Any, window: Window, groups: int, stretch: tuple[int, ...]) -> Any:
+    """x (N, spatial..., C), its pixels drawn apart, by w (O, C / groups, kernel...)."""
+    if max(stretch) > 1 and groups > 1 and w.shape[1] == 1 and math.prod(window.kernel) <= MAX_TAPS:
+        return depthwise(_apart(x, window, stretch), w, window.unpadded, groups)
+    if max(stretch) > 1 and groups == math.prod(window.kernel) == max(window.strides) == 1:
+        return _apart(product(x, lax.reshape(w, w.shape[:2])), window, stretch)  # products first, zeros between them
+    return convolve(x, w, window, groups, stretch)
+
+
+def _apart(x: Any, window: Window, stretch: tuple[int, ...]) -> Any:
+    """The image padded, zeros between its pixels."""
+    around = [(*pads, d - 1) for pads, d in zip(window.pads, stretch, strict=True)]
+    return lax.pad(x, np.zeros((), x.dtype), ((0, 0, 0), *around, (0, 0, 0)))
+
+
+def training_rules(program: Program) -> ConvRules:
+    """How convolutions of a training step are lowered."""
+    return ConvRules(_rule, _can_lower, branch_for("cpu") if _hides_choice(program) else _branch, _pays)
+
+
+def _pays(convolutions: Sequence[Equation]) -> bool:
+    """Whether a kernel is depthwise, or most weights meet many pixels, so that reordering them costs little beside."""
+    few = many = 0
+    for equation in convolutions:
+        given, weights, aval = equation.params, equation.inputs[1].aval.shape, equation.outputs[0].aval
+        if max(given["feature_group_count"], given["batch_group_count"]) >= DEPTHWISE:
+            return True
+        image, _, result = given["dimension_numbers"]
+        if image[0] != 0:
+            continue  # the gradient of weights, which takes channels for images
+        if math.prod(aval.shape) // max(1, aval.shape[result[1]]) > FEW_PIXELS:
+            many += math.prod(weights)
+        else:
+            few += math.prod(weights)
+    return bool(convolutions) and few <= many
+
+
+def _branch(equation: Equation) -> int:
+    """The default branch where that is a convolution, forward and backward alike: they share residuals."""
+    platforms = equation.params["branches_platforms"]
+    default = platforms.index(None) if None in platforms else -1
+    is_convolution = default >= 0 and any(e.name == "conv_general_dilated" for e in equation.inner[default].equations)
+    return default if is_convolution else branch_for("cpu")(equation)
+
+
+def _hides_choice(program: Program, inside: bool = False) -> bool:
+    """Whether a choice by platform is not inlined, such as in a part that the backward pass recomputes.
+
+    It will take the CPU's branch, and may share residuals with a choice outside.
+    """
+    for equation in program.equations:
+        is_choice = is_platform_choice(equation)
+        opened = is_choice or equation.name in CALLS
+        if (is_choice and inside) or any(_hides_choice(p, inside or not opened) for p in equation.inner):
+            return True
+    return False

@@ -1,0 +1,255 @@
+"""The passes between trace and XLA, in order: each rewrites a program into one that computes the same.
+
+A pass that fails unexpectedly warns once in a process, with its name, and the program stays as it was before. Each
+pass says what it gains, in processor time of one core of an AMD EPYC (Zen 4) with jax 0.10; programs before and after
+stand in its module.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeVar
+
+from .. import compat, debug
+from ..errors import InputTypeError, InputValueError
+from .passes.any.dequantize import multiply_integers
+from .passes.any.fold_batchnorm import fold
+from .passes.any.hoist_params import SplitProgram, hoist, without_hoisting
+from .passes.cpu import conv_library, onednn
+from .passes.cpu.dot_layout import swap_transposed, transpose_row_weights
+from .passes.cpu.layout_assignment import assign_layouts, assign_training_layouts, convolution_branch
+from .passes.cpu.microbatch import split_batch
+from .passes.cpu.prevent_recompute import materialise_shared
+from .passes.cpu.unroll_loops import unroll_loops
+from .passes.training.train_conv import training_rules
+from .program import Branch, Program, branch_for
+
+
+class OptimizationWarning(UserWarning):
+    """A pass over a program failed, and the program runs without it: right, but perhaps slower."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Which passes run; hashable, as part of what selects a compiled program.
+
+    Attributes:
+        platform: "cpu", or another of JAX's: there only passes for all platforms run.
+        skip: names of passes that do not run.
+        portable: whether other processes load what is compiled, which cannot call oneDNN.
+    """
+
+    platform: str = "cpu"
+    skip: frozenset[str] = frozenset()
+    portable: bool = False
+
+    @property
+    def onednn(self) -> bool:
+        """Whether programs may call oneDNN."""
+        return self.platform == "cpu" and "onednn" not in self.skip and not self.portable and onednn.is_available()
+
+    def skipping(self, *names: str) -> Options:
+        """The same without these passes."""
+        return replace(self, skip=self.skip | {*names})
+
+
+def parse(optimize: bool | Mapping[str, Sequence[str]]) -> Options | None:
+    """The options that ``convert(optimize=...)`` stands for; None for a program that is to stay as it was traced.
+
+    Raises:
+        InputTypeError: it is neither a bool nor {"skip": [...]}.
+        InputValueError: a name is that of no pass.
+    """
+    if isinstance(optimize, bool):
+        return Options() if optimize else None
+    skip = optimize.get("skip") if isinstance(optimize, Mapping) and optimize.keys() == {"skip"} else None
+    if not isinstance(skip, Sequence | set | frozenset) or isinstance(skip, str):
+        raise InputTypeError(f"optimize is {optimize!r:.80}: pass True, False, or {{'skip': [{NAMES[0]!r}]}}")
+    if unknown := [name for name in skip if name not in NAMES]:
+        raise InputValueError(
+            f"optimize={optimize!r:.80}: no pass is called {unknown[0]!r}; passes: {', '.join(NAMES)}"
+        )
+    return Options(skip=frozenset(skip))
+
+
+class Pass(NamedTuple):
+    """A pass over programs.
+
+    Attributes:
+        name: for ``Options.skip``.
+        rewrite: the program after it; the same object where it finds nothing to rewrite.
+        applies: its precondition.
+        platforms: where it runs; None for everywhere.
+    """
+
+    name: str
+    rewrite: Callable[[Program, Options], Program]
+    applies: Callable[[Program, Options], bool] = lambda _program, _options: True
+    platforms: tuple[str, ...] | None = ("cpu",)
+
+
+def _has_convolution(program: Program, _options: Options) -> bool:
+    return program.has("conv_general_dilated")
+
+
+def _convolution_branch(options: Options) -> Branch:
+    """Chooses the branch of a platform; on a CPU a convolution, which ``layout_assignment`` lowers."""
+    return convolution_branch if options.platform == "cpu" else branch_for(options.platform)
+
+
+def _dequantize(program: Program, options: Options) -> Program:
+    """Computes products of dequantised integers in integers. ResNet-18 in int8 (QDQ): 0.45 with VNNI, 0.95 without."""
+    return multiply_integers(program, _convolution_branch(options))
+
+
+def _fold_batchnorm(program: Program, options: Options) -> Program:
+    """Folds scales behind convolutions into their weights. MobileNetV2: 0.95; ResNet-50: 0.965."""
+    return fold(program, _convolution_branch(options))
+
+
+def _layout_assignment(program: Program, options: Options) -> Program:
+    """Puts images channels last and lowers each convolution in its fastest way. ResNet-50: 0.5; MobileNetV2: 0.2."""
+    return assign_layouts(program, onednn=options.onednn)
+
+
+def _dot_layout(program: Program, _options: Options) -> Program:
+    """Stores weights as [out, in] that one row is multiplied by. A decoding step of GPT-2: 0.93."""
+    return transpose_row_weights(program)
+
+
+def _onednn(program: Program, _options: Options) -> Program:
+    """Calls oneDNN for products and convolutions of int8. ResNet-18 in int8: 0.5 (jaxlib 0.10 alone)."""
+    return onednn.call_onednn(program)
+
+
+def _hoist_params(program: Program, options: Options) -> Program:
+    """Hoists parameter-only subexpressions out of the call. MiniLM with int8 weights dequantised: 0.34."""
+    return hoist(program, branch_for(options.platform))
+
+
+def _unroll_loops(program: Program, _options: Options) -> Program:
+    """Unrolls loops of few steps, where loops are serial. A decoder in int4, each layer a call: 0.7 on two cores."""
+    return unroll_loops(program)
+
+
+def _prevent_recompute(program: Program, _options: Options) -> Program:
+    """Materialises what several equations read. 16 residual blocks of 1x1 convolutions: 0.34; ResNet-50: 0.98."""
+    return materialise_shared(program)
+
+
+def _microbatch(program: Program, _options: Options) -> Program:
+    """Splits a large batch of images into microbatches. 8 images by MobileNetV2: 0.59; by ResNet-50: 0.92."""
+    return split_batch(program)
+
+
+def _training_layouts(program: Program, _options: Options) -> Program:
+    """Puts images channels last, forward and backward. A step of MobileNetV2: 0.48; ResNet-50: 0.77; UNet: 0.94."""
+    return assign_training_layouts(program, training_rules(program))
+
+
+def _dot_transpose(program: Program, _options: Options) -> Program:
+    """Swaps operands of products that are read transposed. Four layers of BERT: 0.93; 128 x 512 alone: 0.52."""
+    return swap_transposed(program)
+
+
+PASSES: Final = (
+    Pass("dequantize", _dequantize, platforms=("cpu", "tpu")),
+    Pass("fold_batchnorm", _fold_batchnorm, _has_convolution, platforms=None),
+    Pass("layout_assignment", _layout_assignment, _has_convolution),
+    Pass("dot_layout", _dot_layout),
+    Pass("onednn", _onednn, lambda program, options: options.onednn and onednn.multiplies_bytes(program)),
+    Pass("hoist_params", _hoist_params, platforms=None),
+    Pass("unroll_loops", _unroll_loops, lambda _program, _options: compat.has_serial_loops()),
+    Pass("prevent_recompute", _prevent_recompute),
+    Pass("microbatch", _microbatch),
+)
+"""Over the program of a call."""
+TRAINING_PASSES: Final = (
+    Pass("layout_assignment", _training_layouts, _has_convolution),
+    Pass("dot_transpose", _dot_transpose),
+)
+"""Over a training step, whose state changes with every call: nothing is hoisted."""
+HOST_PASS: Final = "fuse_host_nodes"
+"""Over host nodes rather than a program (``runtime/host_fusion.py``)."""
+NAMES: Final = (*dict.fromkeys(p.name for p in (*PASSES, *TRAINING_PASSES)), conv_library.NAME, HOST_PASS)
+
+
+def run(closed: Any, parameters: int, options: Options) -> SplitProgram:
+    """The program after all passes, with what is hoisted out of it.
+
+    Args:
+        closed: the ClosedJaxpr as it was traced.
+        parameters: how many of its arguments, the first of them, are parameters of the model.
+        options: which passes run.
+    """
+    new, program = _rewritten(PASSES, closed, parameters, options)
+    hoisted = without_hoisting(parameters) if program is None or program.hoisted is None else program.hoisted
+    return replace(hoisted, main=new)
+
+
+def compiler_options(main: Any, options: Options) -> dict[str, bool | str] | None:
+    """XLA's options for a program after all passes; None for its own."""
+    if options.platform != "cpu" or conv_library.NAME in options.skip:
+        return None
+    return guarded(conv_library.NAME, lambda: conv_library.compiler_options(main))
+
+
+def run_training(closed: Any, state: int, options: Options) -> Any:
+    """The ClosedJaxpr of a training step after all passes over it.
+
+    Args:
+        closed: as it was traced.
+        state: how many of its arguments, the first of them, are the leaves of its state.
+        options: which passes run.
+    """
+    if closed.effects:  # such as a user's jax.debug.print, whose order counts
+        return closed
+    return _rewritten(TRAINING_PASSES, closed, state, options)[0]
+
+
+def _rewritten(passes: Sequence[Pass], closed: Any, parameters: int, options: Options) -> tuple[Any, Program | None]:
+    """The ClosedJaxpr after passes, and its program; None where that is the one that was given."""
+    first = program = guarded("read", lambda: Program.of(closed, parameters))
+    if program is None:
+        return closed, None
+    for each in passes:
+        if each.name not in options.skip and (each.platforms is None or options.platform in each.platforms):
+            program = guarded(each.name, partial(_applied, each, program, options)) or program
+    new = None if program is first else guarded("write", program.closed)
+    return (closed, None) if new is None else (new, program)
+
+
+def _applied(each: Pass, program: Program, options: Options) -> Program:
+    """The program after a pass."""
+    new = each.rewrite(program, options) if each.applies(program, options) else program
+    if debug.level() >= 3:
+        counts = f"{len(program.equations)} equations before, {len(new.equations)} after"
+        debug.emit(f"{each.name}: {counts}\n{new.closed()}")
+    return new
+
+
+Result = TypeVar("Result")
+
+
+def guarded(name: str, step: Callable[[], Result]) -> Result | None:
+    """The result of a step; None after a warning where it fails."""
+    try:
+        return step()
+    except Exception as error:
+        if name not in _failed:
+            _failed.add(name)
+            skipped = {"skip": [name]} if name in NAMES else False
+            warnings.warn(
+                f"the pass {name!r} failed ({type(error).__name__}: {error}); programs run without it, perhaps slower. "
+                f"Please report this. To skip it: convert(..., optimize={skipped})",
+                OptimizationWarning,
+                stacklevel=2,
+            )
+        return None
+
+
+_failed: set[str] = set()
+"""Names of steps that have warned."""

@@ -1,0 +1,64 @@
+"""Inline dispatch: a short program runs in its caller's thread, with NumPy arrays in and out.
+
+JAX dispatches programs of more than 1000 operations to a thread of XLA's, so that the caller continues meanwhile. A
+caller who wants NumPy arrays waits for them, and switching threads takes as long as a short program. So the executable
+is loaded a second time, on a CPU client with synchronous dispatch; parameters share their memory with the first.
+
+Calls of an MLP of 784, 128 and 10 with one row, on 2 cores: 54 us before, 16 us after; loading takes 12 ms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from .. import compat
+from ..limits import SHORT
+
+Synchronous = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
+
+
+def synchronous(lowered: Any, hoisted: Sequence[Any], code: Any = None) -> Synchronous | None:
+    """The program bound to its hoisted arguments; None where it is long or cannot be loaded.
+
+    Args:
+        lowered: a function of two lists of arrays, lowered or compiled.
+        hoisted: the first list, on the CPU that the function was compiled for.
+        code: the serialized executable that it was loaded from, if it was.
+    """
+    device = compat.synchronous_device()
+    if device is None or compat.has_narrow_arguments(lowered):
+        return None
+    is_new = hasattr(lowered, "compile")
+    compiled = lowered.compile() if is_new else lowered
+    text = lowered.as_text() if is_new else ""
+    if "callback" in text or "onednn" in text:  # into Python, which may wait for this thread; not to be written
+        return None
+    if not is_inline(compiled) or (code := code or compat.dump_compiled(compiled)) is None:
+        return None
+    return bound(compat.load_compiled(code, device), hoisted)
+
+
+def is_inline(compiled: Any) -> bool:
+    """Whether a compiled program is short, and can be loaded for calls in their own thread."""
+    device = compat.synchronous_device()
+    if device is None:
+        return False
+    cost = compat.cost_analysis(compiled)
+    is_short = max(cost.get("flops", 0), cost.get("bytes accessed", 0)) <= SHORT
+    # A program can be loaded on a device of the same number alone.
+    return is_short and compat.devices_of(compiled) == [device.id]
+
+
+def bound(loaded: Any, hoisted: Sequence[Any]) -> Synchronous:
+    """A program that was loaded on the synchronous CPU, bound to its hoisted arguments."""
+    device, program = compat.synchronous_device(), compat.unwrapped(loaded)
+    shared = jax.device_put(list(map(np.asarray, hoisted)), device)
+
+    def call(leaves: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return list(map(np.asarray, program(shared, leaves)))
+
+    return call
