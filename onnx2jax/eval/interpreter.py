@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections import ChainMap
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -187,6 +187,10 @@ class Closure:
         return self.context.host.run_partition(self.graph, self.scope, self.context.rng)
 
 
+Run = Callable[[Node, Scope, Context], Sequence[Any]]
+"""Evaluates a node in a scope, and returns its outputs."""
+
+
 def evaluate(graph: Graph, inputs: Mapping[str, Any], context: Context, outer: Scope | None = None) -> tuple[Any, ...]:
     """The outputs of a graph.
 
@@ -200,23 +204,35 @@ def evaluate(graph: Graph, inputs: Mapping[str, Any], context: Context, outer: S
         KnownValueError: a value that must be known is traced.
         OperatorError: an operator refuses its inputs.
     """
-    own = {name: context.params.get(graph.key(name), value) for name, value in graph.initializers.items()}
-    own.update(inputs)
+    own = initial_scope(graph, inputs, context)
     scope: Scope = own if outer is None else ChainMap(own, outer)
     context = context.within(graph)
-    frames, tape = context.derivation.frames, context.derivation.tape
+    run_nodes(_nodes(graph, context), scope, context)
+    return tuple(scope[v.name] for v in graph.outputs)
+
+
+def initial_scope(graph: Graph, inputs: Mapping[str, Any], context: Context) -> dict[str, Any]:
+    """The initializers of a graph and its inputs, by name."""
+    return {name: context.params.get(graph.key(name), value) for name, value in graph.initializers.items()} | dict(
+        inputs
+    )
+
+
+def run_nodes(nodes: Iterable[Node], scope: Scope, context: Context, run: Run | None = None) -> None:
+    """Evaluate nodes in order, and add their results to the scope.
+
+    ``run`` evaluates each in place of ``run_node``: it may observe nodes, answer for them, free values, or raise to
+    stop.
+    """
+    run = run or run_node
     shown = debug.level() >= 1
     with np.errstate(all="ignore"):
-        for node in _nodes(graph, context):
+        for node in nodes:
             if shown:
                 values = [scope.get(name) for name in node.inputs]
                 debug.emit(f"{'host' if context.host else 'trace'} {node}; {operands(node, values)}")
-            if tape is not None and node in tape.recorded:
-                results = tape.record(node, scope, frames[-1].run)
-            else:
-                results = run_node(node, scope, context)
+            results = run(node, scope, context)
             scope.update((name, value) for name, value in zip(node.outputs, results, strict=False) if name)
-    return tuple(scope[v.name] for v in graph.outputs)
 
 
 def _nodes(graph: Graph, context: Context) -> tuple[Node, ...]:
@@ -230,6 +246,9 @@ def _nodes(graph: Graph, context: Context) -> tuple[Node, ...]:
 
 def run_node(node: Node, scope: Scope, context: Context) -> Sequence[Any]:
     """The outputs of a node."""
+    tape = context.derivation.tape
+    if tape is not None and node in tape.recorded:
+        return tape.record(node, scope, context.derivation.frames[-1].run)
     values = [scope[name] if name else None for name in node.inputs]
     place, on_host = context.settings.place, context.host is not None
     if on_host:
@@ -253,14 +272,11 @@ def run_node(node: Node, scope: Scope, context: Context) -> Sequence[Any]:
 
 
 def _call(node: Node, values: list[Any], scope: Scope, context: Context) -> Any:
-    attributes = node.attributes
-    if not node.is_plain:
-        closed = partial(Closure, scope=scope, context=context)
-        attributes = {name: with_graphs(value, closed) for name, value in _actual(node, context)}
     if isinstance(node.target, Function):
-        results = _call_function(node.target, values, attributes, replace(context, rng=_fold(context.rng, node)))
+        results = _call_function(node, values, scope, context)
         return results if node.casts is None else node.casts.results(results)
     assert node.target is not None and node.target.function is not None
+    attributes = _attributes(node, scope, context)
     node.target.check_choices(attributes)
     if node.target.static and not all(type(v) is np.ndarray for v in values):
         values = static_operands(node, node.target, values, scope, context)
@@ -317,6 +333,14 @@ def _bytes(value: Any) -> int:
     """What an array takes in memory; 0 for other values and for symbolic extents."""
     shape = getattr(value, "shape", ())
     return math.prod(shape) * value.dtype.itemsize if shape and all(type(d) is int for d in shape) else 0
+
+
+def _attributes(node: Node, scope: Scope, context: Context) -> Mapping[str, Any]:
+    """The node's attributes, with graphs as callables."""
+    if node.is_plain:
+        return node.attributes
+    closed = partial(Closure, scope=scope, context=context)
+    return {name: with_graphs(value, closed) for name, value in _actual(node, context)}
 
 
 def _actual(node: Node, context: Context) -> list[tuple[str, Any]]:
@@ -388,14 +412,20 @@ def _fold(rng: Any, node: Node) -> Any:
     return None if rng is None else jax.random.fold_in(rng, zlib.crc32(node.name.encode()))
 
 
-def _call_function(
-    function: Function, values: list[Any], attributes: Mapping[str, Any], context: Context
-) -> tuple[Any, ...]:
-    """The outputs of a model's own function; traced once per signature, as a nested jit."""
+def call_of(node: Node, scope: Scope, context: Context) -> FunctionCall:
+    """The call that a node makes of a model-local function."""
+    assert isinstance(node.target, Function)
+    attributes = {**node.target.defaults, **_attributes(node, scope, context)}
+    return FunctionCall(attributes, context.call.depth + 1, context.call.traced)
+
+
+def _call_function(node: Node, values: list[Any], scope: Scope, context: Context) -> tuple[Any, ...]:
+    """The outputs of a model-local function; traced once per signature, as a nested jit."""
+    function: Any = node.target
     names = [v.name for v in function.body.inputs]
     named = dict(zip(names, values + [None] * (len(names) - len(values)), strict=True))
-    call = FunctionCall({**function.defaults, **attributes}, context.call.depth + 1, context.call.traced)
-    context = replace(context, call=call, derivation=Derivation(), graphs=())
+    call, rng = call_of(node, scope, context), _fold(context.rng, node)
+    context = replace(context, call=call, rng=rng, derivation=Derivation(), graphs=())
     traced = {name: value for name, value in named.items() if isinstance(value, jax.core.Tracer)}
     known = {name: value for name, value in named.items() if name not in traced}
     signature = _signature((known, call.attributes))

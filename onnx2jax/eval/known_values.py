@@ -6,7 +6,6 @@ equal, so what an operator decides by the value of one is unknown: only moves an
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -14,13 +13,13 @@ import jax
 import numpy as np
 from jax import export, lax
 
-from .. import compat
 from ..ir.graph import Graph, Node
 from ..ops.arrays import is_string
 from ..ops.conv import native_conv
 from ..proto.mapped import load
 from ..proto.types import TensorType, ValueInfo
-from .interpreter import Context, run_node
+from .abstract import UNKNOWN, without_data
+from .interpreter import Context, Scope, run_node, run_nodes
 
 Values = Mapping[str, Any]
 """Values by name: constants as NumPy arrays, others as ``jax.ShapeDtypeStruct``."""
@@ -58,9 +57,7 @@ def known_values(
 
     def run(given: dict[str, Any]) -> None:
         scope = known | {n: load(v) for n, v in constants.items() if n not in large} | given
-        context = Context({}, jax.random.key(0))
-        for node in graph.nodes:
-            scope.update(_results(node, scope, context))
+        run_nodes(graph.nodes, scope, Context({}, jax.random.key(0)), _results)
         for name, value in scope.items():
             if isinstance(value, jax.Array):
                 found[name] = jax.ShapeDtypeStruct(value.shape, value.dtype)
@@ -69,9 +66,7 @@ def known_values(
             elif _is_extents(value) and value.ndim == 1:
                 extents[name] = tuple(value.tolist())
 
-    with compat.outside(), compat.enable_x64(), np.errstate(all="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # calls will give them
-        jax.eval_shape(run, given)
+    without_data(run, given)
     return found, extents
 
 
@@ -89,15 +84,16 @@ def _declared(inputs: Iterable[ValueInfo]) -> Iterator[tuple[str, jax.ShapeDtype
             yield value.name, jax.ShapeDtypeStruct(extents, value.type.dtype)
 
 
-def _results(node: Node, scope: Mapping[str, Any], context: Context) -> dict[str, Any]:
-    """The outputs of a node that are known, by name."""
-    if any(n not in scope for n in node.reads):
-        return {}
+def _results(node: Node, scope: Scope, context: Context) -> list[Any]:
+    """The outputs of a node; ``UNKNOWN`` where nothing is known."""
+    unknown = [UNKNOWN] * len(node.outputs)
+    if any(scope.get(n, UNKNOWN) is UNKNOWN for n in node.reads):
+        return unknown
     operands = {n: scope[n] for n in node.reads}
     free = any(map(_is_free, operands.values()))
     exact = node.domain == "" and node.op_type in EXACT
     if free and (node.bodies or (node.op_type == "Squeeze" and len(node.inputs) < 2 and "axes" not in node.attributes)):
-        return {}
+        return unknown
     if free and not exact:
         operands = {n: _opaque(v) if _is_extents(v) else v for n, v in operands.items()}
     try:
@@ -106,9 +102,8 @@ def _results(node: Node, scope: Mapping[str, Any], context: Context) -> dict[str
         else:
             results = run_node(node, operands, context)
     except Exception:  # for these types; a call will say what is wrong, if anything is
-        return {}
-    known = {n: v for n, v in zip(node.outputs, results, strict=False) if n and v is not None}
-    return {n: _settled(v, exact or not free) for n, v in known.items()}
+        return unknown
+    return [UNKNOWN if v is None else _settled(v, exact or not free) for v in results]
 
 
 def _settled(value: Any, is_exact: bool) -> Any:

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from threading import Lock
 from typing import Any, Final
 
 import jax
-import numpy as np
 
-from ..eval.interpreter import Context, run_node
+from ..eval.interpreter import Context, Scope, initial_scope, run_node, run_nodes
 from ..eval.values import to_host
-from ..ir.graph import Graph
+from ..ir.graph import Graph, Node
 
 PATIENCE: Final = 2.0
 """Seconds that a first call is evaluated before compilation starts beside it."""
@@ -108,27 +107,33 @@ def _evaluated(
     graph: Graph, values: Mapping[str, Any], context: Context, call: _Compilation, compiled: Callable[[], Any]
 ) -> tuple[Any, ...] | None:
     """The graph's outputs; None as soon as the program is compiled, or if too many operators need XLA."""
-    scope = {name: context.params.get(graph.key(name), value) for name, value in graph.initializers.items()}
-    scope.update(values)
-    last = {name: i for i, node in enumerate(graph.nodes) for name in node.reads}
+    last = {name: node for node in graph.nodes for name in node.reads}
     kept, in_xla, start = {v.name for v in graph.outputs}, 0.0, time.perf_counter()
-    context = context.within(graph)
-    for i, node in enumerate(graph.nodes):
-        if call.is_over:
-            return None
+
+    def run(node: Node, scope: Scope, context: Context) -> Sequence[Any]:
+        nonlocal in_xla
         before = time.perf_counter()
-        with np.errstate(all="ignore"):
-            results = run_node(node, scope, context)
+        results = run_node(node, scope, context)
         now = time.perf_counter()
         if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(results)):
             results, in_xla = list(map(to_host, results)), in_xla + now - before
-            if in_xla > MOST_IN_XLA:
-                call.is_over = True
-                return None
+            call.is_over |= in_xla > MOST_IN_XLA
+        if call.is_over:
+            raise _Over
         if now - start > PATIENCE:
             call.start(compiled)
-        scope.update((name, value) for name, value in zip(node.outputs, results, strict=False) if name)
         for name in node.reads:
-            if last[name] == i and name not in kept:
+            if last[name] is node and name not in kept:
                 scope.pop(name, None)
+        return results
+
+    scope: Scope = initial_scope(graph, values, context)
+    try:
+        run_nodes(graph.nodes, scope, context.within(graph), run)
+    except _Over:
+        return None
     return tuple(scope[v.name] for v in graph.outputs)
+
+
+class _Over(Exception):
+    """The program is compiled, or has to be."""

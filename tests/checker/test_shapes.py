@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 
 import onnx2jax
-from onnx2jax.checker import shapes
+from onnx2jax.eval import abstract
 from tests.support.cases import parse
 
 BRANCHES = """g (bool c, float[2, 3] x) => (float[a, b] y) {
     y = If (c) <then_branch = t () => (float[p, q] e) { axes = Constant <value_ints = [0]> ()  e = Squeeze (x, axes) },
                 else_branch = s () => (float[p, q] n) { n = Neg (x) }> }"""
+TAKEN = """g (float[2] x) => (float[3] y) { c = Size (x)  two = Constant <value = int64 {2}> ()  same = Equal (c, two)
+    y = If (same) <then_branch = t () => (float[k] e) { e = Neg (x) }, else_branch = s () => (float[k] n) {
+        n = Concat <axis = 0> (x, x) }> }"""
 LOOP = """g (float[2] x, int64 m) => (float[k] y) { y = Loop (m, "", x) <body = b (int64 i, bool go, float[3] s)
     => (bool go, float[3] t) { t = Neg (s) }> }"""
 POOL = "AveragePool <kernel_shape = [2], strides = [2]>"
@@ -46,6 +49,7 @@ def findings(text: str) -> list[tuple[str, str]]:
         ),
         ("g (float[2] x) => (float[a] y) { y = Cast <to = 77> (x) }", ("ND-15", "error")),
         (BRANCHES, None),  # the branch that refuses its operand may never be taken
+        (TAKEN, ("GR-18", "warning")),  # by the shape of x, whatever the other branch gives
         (LOOP, ("GR-20", "warning")),
         (CALL, ("ND-15", "error")),
     ],
@@ -72,5 +76,5 @@ def test_large_constants_are_types_alone() -> None:
 def test_a_limited_number_of_nodes_is_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "g (float[2] x) => (float[3] y) { a = Neg (x)  b = Neg (a)  y = Neg (b) }"
     assert findings(text) == [("GR-18", "warning")]
-    monkeypatch.setattr(shapes, "MOST_NODES", 2)
+    monkeypatch.setattr(abstract, "MOST_NODES", 2)
     assert not findings(text)

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from ... import compat
-from ...eval.interpreter import Context, run_node
+from ...eval.interpreter import Context, run_node, run_nodes
 from ...eval.known_values import Values
 from ...eval.values import to_host
 from ...ir.graph import Graph, Node, ancestors
@@ -105,13 +105,10 @@ class _Constants:
         """The values, computed by the operators in NumPy."""
         scope: dict[str, Any] = {n: v for n, v in self._values.items() if type(v) is np.ndarray}
         nodes, context = ancestors(self._graph.nodes, names, given=scope.keys() | self._constants.keys()), Context({})
-        with compat.outside(), compat.enable_x64(), np.errstate(all="ignore"):
-            for node in nodes:
-                for name in filter(None, node.inputs):
-                    if name not in scope:
-                        scope[name] = load(self._constants[name])
-                results = map(to_host, run_node(node, scope, context))
-                scope.update((n, v) for n, v in zip(node.outputs, results, strict=False) if n)
+        read = {n for node in nodes for n in node.inputs if n not in scope and n in self._constants}
+        scope |= {n: load(self._constants[n]) for n in read}
+        with compat.outside(), compat.enable_x64():
+            run_nodes(nodes, scope, context, lambda *node: list(map(to_host, run_node(*node))))
         return {n: owned(scope[n]) for n in names}
 
 
