@@ -98,6 +98,7 @@ REMOVED = {
         "jax.interpreters.mlir.lower_fun",
         "jax.stages.Compiled.cost_analysis",
         "jax.stages.Compiled.runtime_executable",
+        "jax.extend.core",
     ],
     "registries": ["jax.interpreters.batching.primitive_batchers", "jaxlib.xla_client.make_cpu_client"],
 }

@@ -12,12 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Literal, Var, jaxpr_as_fun
-from jax.extend.core.primitives import transpose_p
+
+from ..compat.jaxprs import ClosedJaxpr, Literal, Var, evaluated, transpose
 
 Branch = Callable[["Equation"], int]
 """Chooses one of the branches of a choice by platform."""
@@ -59,7 +60,7 @@ class Equation:
         """A transpose of a variable, at this equation's place in the model."""
         shape = tuple(variable.aval.shape[axis] for axis in permutation)
         new, params = Var(variable.aval.update(shape=shape, weak_type=False)), {"permutation": permutation}
-        return self._replaced(primitive=transpose_p, invars=[variable], outvars=[new], params=params, effects=set())
+        return self._replaced(primitive=transpose, invars=[variable], outvars=[new], params=params, effects=set())
 
     def located_at(self, other: Equation) -> Equation:
         """The equation at another one's place in the model."""
@@ -173,8 +174,7 @@ class Program:
 
 def as_function(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
     """A program as a function of its inputs."""
-    function: Callable[..., list[Any]] = jaxpr_as_fun(closed)
-    return function
+    return partial(evaluated, closed)
 
 
 # ------------------------------------------------------------------------------------------------------ variables

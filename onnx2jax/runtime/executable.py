@@ -9,12 +9,12 @@ from typing import Any, Final
 
 import jax
 import numpy as np
-from jax.extend.core import jaxpr_as_fun
 
 from .. import compat
 from ..eval.values import to_device, unaliased
 from ..jaxpr import pipeline
 from ..jaxpr.passes.any.hoist_params import SplitProgram
+from ..jaxpr.program import as_function
 from .dispatch import BoundCall
 from .inline_dispatch import bound, is_inline, synchronous
 from .memory import trim_heap
@@ -98,7 +98,7 @@ class Executable:
             # Traced again after jax.clear_caches or in another configuration: then from the start.
             first, self._split = self._split, None
             now = first or self._as_split(self._jitted.trace(self._constants, *self._types))
-            results = jaxpr_as_fun(now.main)(*hoisted, *leaves)
+            results = as_function(now.main)(*hoisted, *leaves)
             return unaliased(map(to_device, results), (*hoisted, *leaves))  # NumPy's in jax.disable_jit
 
         main.__name__ = jitted.__name__  # profiles show it
