@@ -215,10 +215,13 @@ def _rewritten(passes: Sequence[Pass], closed: Any, parameters: int, options: Op
     first = program = guarded("read", lambda: Program.of(closed, parameters))
     if program is None:
         return closed, None
+    before: list[str] = []
     for each in passes:
         if each.name not in options.skip and (each.platforms is None or options.platform in each.platforms):
-            program = guarded(each.name, partial(_applied, each, program, options)) or program
-    new = None if program is first else guarded("write", program.closed)
+            rewritten = guarded(each.name, partial(_applied, each, program, options), before)
+            if rewritten is not None and rewritten is not program:
+                program, before = rewritten, [*before, each.name]
+    new = None if program is first else guarded("write", program.closed, before)
     return (closed, None) if new is None else (new, program)
 
 
@@ -234,16 +237,17 @@ def _applied(each: Pass, program: Program, options: Options) -> Program:
 Result = TypeVar("Result")
 
 
-def guarded(name: str, step: Callable[[], Result]) -> Result | None:
-    """The result of a step; None after a warning where it fails."""
+def guarded(name: str, step: Callable[[], Result], before: Sequence[str] = ()) -> Result | None:
+    """The result of a step; None after a warning where it fails, with the passes that rewrote the program before."""
     try:
         return step()
     except Exception as error:
         if name not in _failed:
             _failed.add(name)
             skipped = {"skip": [name]} if name in NAMES else False
+            after = f" after {', '.join(before)}" if before else ""
             warnings.warn(
-                f"the pass {name!r} failed ({type(error).__name__}: {error}); programs run without it, perhaps slower. "
+                f"the pass {name!r} failed{after} ({type(error).__name__}: {error}); programs run without it, perhaps slower. "
                 f"Please report this. To skip it: convert(..., optimize={skipped})",
                 OptimizationWarning,
                 stacklevel=2,
