@@ -247,8 +247,8 @@ def guarded(name: str, step: Callable[[], Result], before: Sequence[str] = ()) -
             skipped = {"skip": [name]} if name in NAMES else False
             after = f" after {', '.join(before)}" if before else ""
             warnings.warn(
-                f"the pass {name!r} failed{after} ({type(error).__name__}: {error}); programs run without it, perhaps slower. "
-                f"Please report this. To skip it: convert(..., optimize={skipped})",
+                f"the pass {name!r} failed{after} ({type(error).__name__}: {error}); programs run without it, perhaps "
+                f"slower. Please report this. To skip it: convert(..., optimize={skipped})",
                 OptimizationWarning,
                 stacklevel=2,
             )
