@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Final, Literal
 
 import jax
 import jax.numpy as jnp
@@ -78,18 +78,67 @@ def _scores(q, k, v, scale, dtype):
     return (product * scale).reshape(batch, heads, queries, keys).astype(dtype)
 
 
-def _weigh(weights, v, read=None):
+ROWS: Final = 64
+"""Rows of a cache that are selected at a time, where a product with all of them is not finite."""
+
+
+@jax.custom_jvp
+def _in_use(weights, v, ends):
+    """weights [batch, heads, ..., keys] @ v [batch, heads, keys, size].
+
+    From ``ends`` [batch, 1, 1, 1] on, weights are 0 and values are not read, whatever they are.
+    """
+    return lax.platform_dependent(weights, v, ends, cpu=_finite_or_selected, default=_of_selected)
+
+
+@_in_use.defjvp
+def _in_use_jvp(primals, tangents):
+    weights, v, ends = primals
+    by_weights, by_v, _ = tangents
+    return _in_use(weights, v, ends), _of_selected(by_weights, v, ends) + _of_selected(weights, by_v, ends)
+
+
+def _product(weights, v):
+    return jnp.einsum("bh...k,bhkd->bh...d", weights, v, preferred_element_type=accumulator(weights.dtype))
+
+
+def _of_selected(weights, v, ends, first=0):
+    return _product(weights, jnp.where(first + lax.iota(np.int32, v.shape[2])[:, None] < ends, v, 0))
+
+
+def _finite_or_selected(weights, v, ends):
+    """The product with all rows; where that is not finite, with those in use, by a loop that otherwise has no trip.
+
+    A selection of all rows takes as long as the product again, and of a condition XLA copies the cache.
+    """
+    y, keys = _product(weights, v), v.shape[2]
+    finite = lax.is_finite(y).all()
+
+    def add(i, total):
+        start = jnp.minimum(i * ROWS, keys - ROWS)
+        part = lax.dynamic_slice_in_dim(weights, start, ROWS, weights.ndim - 1)
+        part = jnp.where(start + lax.iota(np.int32, ROWS) >= i * ROWS, part, 0)  # the last overlaps the one before
+        return total + _of_selected(part, lax.dynamic_slice_in_dim(v, start, ROWS, 2), ends, start)
+
+    return lax.fori_loop(0, jnp.where(finite, 0, -(-keys // ROWS)), add, jnp.where(finite, y, 0))
+
+
+def _weigh(weights, v, read=None, ends=None):
     """weights [batch, query heads, queries, keys] @ V, in the dtype of the weights.
 
-    ``read`` [batch or 1, 1, queries or 1, keys] is False for values that are not read: the product would turn such NaN
-    and infinities into NaN. Where queries read different values, terms are selected only if the product is not finite.
+    ``read`` [batch or 1, 1, queries or 1, keys] is False for values that are not read, and from ``ends``
+    [batch or 1, 1, 1, 1] on none is: the product would turn such NaN and infinities into NaN. Where queries read
+    different values, terms are selected only if the product is not finite.
     """
     batch, heads, queries, keys = weights.shape
     grouped = weights.reshape(batch, v.shape[1], *rows_of_group(_group(heads, v.shape[1]), queries), keys)
     work, v = accumulator(weights.dtype), jnp.asarray(v, weights.dtype)
     if read is not None and read.shape[2] == 1:
         v = jnp.where(read[:, :, 0, :, None], v, 0)
-    y = jnp.einsum("bh...k,bhkd->bh...d", grouped, v, preferred_element_type=work)
+    if ends is None:
+        y = _product(grouped, v)
+    else:
+        y = (_in_use if isinstance(keys, int) and keys > ROWS else _of_selected)(grouped, v, ends)
 
     @jax.checkpoint
     def selected(weights, v, read):
@@ -101,21 +150,23 @@ def _weigh(weights, v, read=None):
     return y.reshape(batch, heads, queries, v.shape[3]).astype(weights.dtype)
 
 
-def attend(q, k, v, *, biases=(), masks=(), read=None, keep_scores=False, **options):
+def attend(q, k, v, *, biases=(), masks=(), read=None, ends=None, keep_scores=False, **options):
     """Softmax attention of q [batch, heads, queries, size] over k and v, which may have fewer heads (grouped query).
 
     ``masks`` are True for keys to attend to. A bias or mask is an array that broadcasts to the scores, or a function of
     ``rows``, which selects the queries at hand from such an array. ``read`` [batch or 1, 1, queries or 1, keys] is True
-    for values that are read at all, whatever the others are. Returns the output and, if ``keep_scores``, the
-    intermediate scores: scaled, capped, biased, masked, weights. Otherwise long sequences go by blocks of queries.
+    for values that are read at all, whatever the others are; from ``ends`` [batch or 1, 1, 1, 1] on none is. Returns
+    the output and, if ``keep_scores``, the intermediate scores: scaled, capped, biased, masked, weights. Otherwise long
+    sequences go by blocks of queries.
     """
     size = None if keep_scores else block_size((*q.shape[:3], k.shape[2]))
     if size is None:
-        return _attend(q, k, v, biases, masks, read, lambda x: x, **options)
-    return over_blocks(lambda q, rows: _attend(q, k, v, biases, masks, read, rows, **options)[0], q, size), (None,) * 5
+        return _attend(q, k, v, biases, masks, (read, ends), lambda x: x, **options)
+    blocks = over_blocks(lambda q, rows: _attend(q, k, v, biases, masks, (read, ends), rows, **options)[0], q, size)
+    return blocks, (None,) * 5
 
 
-def _attend(q, k, v, biases, masks, read, rows, *, scale=None, softcap=0.0, sink=None, dtype=None, precision=None):
+def _attend(q, k, v, biases, masks, values, rows, *, scale=None, softcap=0.0, sink=None, dtype=None, precision=None):
     """``attend`` for the queries that ``rows`` selects.
 
     ``sink`` is an extra logit per head without a value. ``dtype`` is that of the scores, ``precision`` that of the
@@ -134,7 +185,8 @@ def _attend(q, k, v, biases, masks, read, rows, *, scale=None, softcap=0.0, sink
     if sink is not None:
         logits = jnp.concatenate([logits, jnp.broadcast_to(sink, (*logits.shape[:3], 1)).astype(logits.dtype)], axis=3)
     weights = softmax(logits, axes=(3,), empty=True)[..., : k.shape[2]].astype(q.dtype)
-    return _weigh(weights, v, None if read is None else rows(read)), (raw, capped, biased, masked, weights)
+    read, ends = values
+    return _weigh(weights, v, None if read is None else rows(read), ends), (raw, capped, biased, masked, weights)
 
 
 def window(queries, keys, offset, left, right):

@@ -136,6 +136,14 @@ def attention_over_parts() -> Iterator[Any]:
     buffers = [real(2, 2, 6, 4) for _ in range(2)]
     shared = [*(real(2, 1, 8) for _ in range(3)), None, None, None, *buffers, I32(3)]
     yield from unread("MultiHeadAttention", shared, 7, (1, 1, 4, 0), num_heads=2)
+    long = (0, 0, 299, 1), (0, 0, 4, 1), (1, 0, 260, 0)  # more than are selected at once
+    for new, rows, ends, cells in (
+        (qkv, 8, [3, 5], [(0, 0, 7, 2)]),
+        (step, 8, [3, 5], [(1, 0, 6, 1)]),
+        (step, 300, [3, 259], long),
+    ):
+        grouped = [*new, *(real(2, 1, rows, 4) for _ in range(2)), I32(ends), I32(max(ends) + 1)]
+        yield from unread("GroupQueryAttention", grouped, 4, *cells, **HEADS)
     paged = [real(3, 8), real(3, 4), real(3, 4), *(real(4, 2, 1, 4) for _ in range(2))]
     paged += [I32([0, 1, 3]), I32([0, 2]), I32([[1, -1], [0, 2]])]
     yield from unread("PagedAttention", paged, 4, (1, 1, 0, 2), (3, 0, 0, 0), **HEADS)

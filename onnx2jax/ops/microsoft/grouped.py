@@ -192,7 +192,7 @@ def group_query_attention(
     sink = jnp.zeros((1, 1, 1, 1), np.float32) if smooth_softmax == 1 else None
     sink = sink if head_sink is None else widen(head_sink).reshape(1, -1, 1, 1)
     options = {"scale": scale or None, "softcap": softcap, "biases": [attention_bias], "masks": masks, "sink": sink}
-    y, (*_, scores, weights) = attend(q, k, v, keep_scores=n_outputs > 3, **options)
+    y, (*_, scores, weights) = attend(q, k, v, ends=last, keep_scores=n_outputs > 3, **options)
     if n_outputs > 3 and qk_output not in (1, 2):
         raise ValueError(f"the output output_qk requires qk_output 1 (before softmax) or 2 (after), not {qk_output}")
     y = merged(jnp.where(fits, y, np.nan))  # a sequence longer than its cache
