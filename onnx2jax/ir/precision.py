@@ -9,7 +9,7 @@ strings and float64 are never touched, and inputs may come in either type.
 Three passes over the nodes:
 
 1. Forward: which values are *active*, that is, computed from a product (a node whose operator has the trait
-   ``product``) or from a row of a table.
+   ``product``) or from a row of a table of embeddings. A table of integers has positions or ids, and is exact.
 2. Backward: what the readers of a value *need*. Cosines, casts to integers and shapes need it exact; powers, norms,
    softmax and losses (the trait ``wide``, see ir/traits.py) need float32, and so do the model's outputs. All
    readers have to agree, and of a value in memory, which several nodes read, a wide node gets the rounded one: a
@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -38,23 +38,7 @@ from ..proto.types import TensorType, ValueInfo
 from . import analysis, traits  # noqa: F401  (registers the traits)
 from .casts import WIDE, Casts
 from .graph import Function, Graph, Node, with_graphs
-
-VIEWS: Final = frozenset(
-    (
-        "Concat",
-        "Expand",
-        "Flatten",
-        "Identity",
-        "Reshape",
-        "Slice",
-        "Split",
-        "Squeeze",
-        "Tile",
-        "Transpose",
-        "Unsqueeze",
-    )
-)
-"""Operators that only move data: a weight behind them is still a weight."""
+from .lookups import VIEWS, is_lookup, is_only_subtracted
 
 
 class Kind(IntEnum):
@@ -139,11 +123,6 @@ def _is_wide(node: Node) -> bool:
     return squares or (operator is not None and operator.wide)
 
 
-def _looks_up(node: Node, constants: Mapping[str, Any]) -> bool:
-    """Whether a node takes rows of a table of weights."""
-    return node.op_type == "Gather" and getattr(constants.get(node.inputs[0]), "ndim", 0) > 1
-
-
 def _values(node: Node) -> Iterator[tuple[int, str]]:
     """The operands whose values flow into the results: not those that decide shapes, or of which only shapes count."""
     operator = _operator(node)
@@ -159,7 +138,7 @@ def _exact(node: Node) -> frozenset[int]:
     if operator is None:
         return frozenset()
     to = node.attributes.get("to", 0) if (node.domain, node.op_type) == ("", "Cast") else 0
-    if isinstance(to, int) and to and to_dtype(to).kind in "biu":
+    if isinstance(to, int) and to and to_dtype(to).kind in "biuO":
         return frozenset((0,))
     names = {*operator.static, *operator.shaped, *operator.exact}
     return frozenset(i for i in range(len(node.inputs)) if operator.parameter(i) in names)
@@ -190,7 +169,8 @@ class _Narrowing:
             inside = self.active(body, frozenset(f for f, n in _formals(node) if n in active))
             return [o for o, v in zip(node.outputs, body.outputs, strict=False) if v.name in inside]
         multiplies = any(_is_product(n) for g in node.graphs for inner in g.walk() for n in inner.nodes)
-        is_active = _is_product(node) or _looks_up(node, constants) or multiplies or not reads.isdisjoint(active)
+        starts = _is_product(node) or multiplies or is_lookup(node, constants, self.dtype)
+        is_active = starts or not reads.isdisjoint(active)
         return node.outputs if is_active else ()
 
     def needs(self, graph: Graph, given: frozenset[str], needs: Needs) -> Needs:
@@ -297,8 +277,9 @@ class _Narrowing:
             if kind == Kind.CONSTANT or (wanted == Need.EXACT and kind == Kind.GIVEN and active.isdisjoint(names)):
                 return node, kind
             return node, Kind.LONG if wanted >= Need.OUTPUT else Kind.NARROW
-        if _looks_up(node, graph.initializers) and kind == Kind.GIVEN:
-            return node, kind if wanted == Need.EXACT else Kind.NARROW
+        if is_lookup(node, graph.initializers, self.dtype) and kind == Kind.GIVEN:
+            exact = wanted == Need.EXACT or is_only_subtracted(graph, node.outputs[0])
+            return node, kind if exact else Kind.NARROW
         if kind == Kind.NARROW and (wanted >= Need.WIDE or _is_wide(node)):
             kind = Kind.LONG
         return node, kind
@@ -321,7 +302,7 @@ class _Narrowing:
     def _casts(self, node: Node, kind: Kind, kinds: Mapping[str, Kind], weights: Mapping[str, Any]) -> Casts | None:
         if kind == Kind.CONSTANT and not _is_pinned(node):
             return None
-        narrow, kept = self.dtype, _exact(node)
+        narrow, kept = self.dtype, frozenset[int]() if _is_wide(node) else _exact(node)
         result = narrow if kind == Kind.NARROW else WIDE
         if _is_pinned(node):
             return Casts(narrow, WIDE, result, kept, pinned=True)

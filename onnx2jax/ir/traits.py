@@ -11,14 +11,15 @@ from ..ops.registry import add_traits
 
 WIDE: Final = {
     "": """
-        Cosh CumProd CumSum DFT Det DynamicQuantizeLinear Erf Exp GroupNormalization InstanceNormalization LRN
+        BitCast Cosh CumProd CumSum DFT Det DynamicQuantizeLinear Erf Exp GroupNormalization InstanceNormalization LRN
         LayerNormalization Log LogSoftmax LpNormalization LpPool GlobalLpPool MeanVarianceNormalization
         NegativeLogLikelihoodLoss Pow RMSNormalization Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp
         ReduceMean ReduceProd ReduceSum ReduceSumSquare STFT SimplifiedLayerNormalization Sinh Softmax
         SoftmaxCrossEntropyLoss Softplus Sqrt Tanh""",
     "ai.onnx.ml": """
-        ArrayFeatureExtractor Binarizer FeatureVectorizer Imputer LinearClassifier LinearRegressor Normalizer
-        OneHotEncoder SVMClassifier SVMRegressor Scaler TreeEnsemble TreeEnsembleClassifier TreeEnsembleRegressor""",
+        ArrayFeatureExtractor Binarizer FeatureVectorizer Imputer LabelEncoder LinearClassifier LinearRegressor
+        Normalizer OneHotEncoder SVMClassifier SVMRegressor Scaler TreeEnsemble TreeEnsembleClassifier
+        TreeEnsembleRegressor""",
     "com.microsoft": """
         BiasSoftmax BranchwiseRMSNorm CDist DynamicQuantizeLSTM DynamicQuantizeMatMul GatedRMSNorm GroupNorm Irfft Rfft
         SampleOp Sampling SimplifiedLayerNormalization SkipGroupNorm SkipLayerNormalization
@@ -32,26 +33,27 @@ rounding would flip 8-bit codes.
 
 EXACT: Final = {
     **{("", name): ("A", "B") for name in ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Mod")},
-    ("", "Ceil"): ("X",),
-    ("", "Cos"): ("input",),
+    **{("", name): ("X",) for name in ("Ceil", "Floor", "IsInf", "NonZero", "Round", "TopK")},
+    **{("", name): ("data",) for name in ("ArgMax", "ArgMin")},
+    **{("", name): ("input",) for name in ("BitCast", "CastLike", "Cos", "Hardmax", "Sin", "Tan")},
     ("", "DequantizeLinear"): ("x_scale",),
-    ("", "Floor"): ("X",),
     ("", "GridSample"): ("grid",),
     ("", "MaxRoiPool"): ("rois",),
     ("", "NonMaxSuppression"): ("boxes", "scores"),
+    ("", "OneHot"): ("indices",),
     ("", "QuantizeLinear"): ("y_scale",),
     ("", "RoiAlign"): ("rois",),
-    ("", "Sin"): ("input",),
-    ("", "Tan"): ("input",),
+    **{("ai.onnx.ml", name): ("X",) for name in ("Binarizer", "Imputer", "LabelEncoder", "OneHotEncoder")},
+    **{("ai.onnx.ml", f"TreeEnsemble{end}"): ("X",) for end in ("", "Classifier", "Regressor")},
     ("com.microsoft", "CropAndResize"): ("rois", "crop_size"),
     ("com.microsoft", "GatherBlockQuantized"): ("scales",),
     ("com.microsoft", "GridSample"): ("Grid",),
     ("com.microsoft", "MatMulNBits"): ("scales",),
 }
 """Inputs that stay float32, with what they are computed from: angles, coordinates, scales of quantisation, and what is
-compared or truncated, where a rounded 257 would be another position or id.
+compared, ranked, looked up or truncated, where a rounded 257 would be another position or id.
 
-So do all inputs whose values decide shapes (``Static``) and what is cast to an integer.
+So do all inputs whose values decide shapes (``Static``) and what is cast to an integer or a string.
 """
 
 MOVES: Final = {

@@ -149,6 +149,79 @@ def test_what_is_compared_or_truncated_is_not_rounded() -> None:
     assert results == [[True, False, False], [False] * 3, [1, 0, 1], [128, 129, 129], [129, 129, 130]]
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_positions_and_ids_in_tables_are_exact_for_every_reader(dtype: str) -> None:
+    """Neither type has 2049: a difference, sum or flag of rounded positions is another one."""
+    text = """agraph (int64[b] i) => (float[b,2] less, float[b,2] sum, float[b,2] copy, bool[b,2] same, bool[b] any) {
+        id = Gather(table, i)
+        less = Sub(id, some)
+        minus = Neg(some)
+        sum = Add(id, minus)
+        copy = Identity(id)
+        same = Equal(id, some)
+        column = Slice(same, zero, one, one)
+        any = Squeeze(column, one)
+    }"""
+    table = np.float32([[2049, 2050], [2051, 4099], [0, -4097]])
+    constants = {"table": table, "some": np.float32(2049), "zero": np.int64([0]), "one": np.int64([1])}
+    model, i = onnx2jax.convert(text_model(text, **constants), dtype=dtype), np.array([2, 0, 1])
+    expected = (table[i] - 2049, table[i] - 2049, table[i], table[i] == 2049, (table[i] == 2049)[:, 0])
+    for got, want in zip(model(i), expected, strict=True):
+        np.testing.assert_array_equal(got, want)
+    embeddings = onnx2jax.convert(text_model(text, **constants | {"table": table + 0.5}), dtype=dtype)
+    assert embeddings.params["table"].dtype == np.dtype(dtype)
+    small = onnx2jax.convert(text_model(text, **constants | {"table": table % 3}), dtype=dtype)
+    assert small.params["table"].dtype == np.dtype(dtype), "integers that the type has are not kept in float32"
+
+
+DISCRETE = {
+    "Sub": "y = Sub(row, near)",
+    "Sub behind views": "turned = Transpose(row) near_row = Identity(turned) y = Sub(near_row, near)",
+    "Round": "r = Mul(row, thousand) y = Round(r)",
+    "ArgMax": "y = ArgMax(row)",
+    "ArgMin": "y = ArgMin(row)",
+    "TopK": "v, y = TopK(row, one)",
+    "Hardmax": "y = Hardmax(row)",
+    "OneHot": "scaled = Mul(row, thousand) y = OneHot(scaled, depth, off_on)",
+    "CastLike": "scaled = Mul(row, thousand) y = CastLike(scaled, i)",
+    "BitCast": "y = BitCast<to = 6>(row)",
+    "Cast to string": "y = Cast<to = 8>(row)",
+    "IsInf": "big = Mul(row, huge) y = IsInf(big)",
+    "LabelEncoder": "y = ai.onnx.ml.LabelEncoder<keys_floats = [2.001], values_int64s = [7]>(row)",
+    "Binarizer": "y = ai.onnx.ml.Binarizer<threshold = 2.0005>(row)",
+    "Imputer": "y = ai.onnx.ml.Imputer<imputed_value_floats = [5.0], replaced_value_float = 2.001>(row)",
+}
+"""What the last node computes jumps, or cancels, where its operand is rounded."""
+
+
+@pytest.mark.parametrize("what", DISCRETE)
+def test_rows_of_a_table_are_exact_where_a_reader_jumps(what: str) -> None:
+    body = DISCRETE[what]
+    kind = {"BitCast": "int32", "Cast to string": "string", "IsInf": "bool", "LabelEncoder": "int64"}.get(what, "float")
+    kind = "int64" if what in ("ArgMax", "ArgMin", "TopK", "CastLike") else kind
+    text = f"agraph (int64[b] i) => ({kind}[m, n] y) {{ row = Gather(table, i) {body} }}"
+    constants = {
+        "table": np.float32([[2.0, 2.001, 1.999]]),
+        "near": np.float32(2.0),
+        "thousand": np.float32(1000),
+        "huge": np.float32(1.6e38),
+        "one": np.int64([1]),
+        "depth": np.int64([2002]),
+        "off_on": np.float32([0, 1]),
+    }
+    proto = text_model(text, **{n: v for n, v in constants.items() if n in text})
+    del proto.opset_import[1:]
+    proto.opset_import[0].version = 26
+    proto.ir_version = 12
+    proto.opset_import.append(onnx.helper.make_opsetid("ai.onnx.ml", 3))
+    if what == "ArgMax":
+        proto.graph.node[-1].attribute.append(onnx.helper.make_attribute("axis", 1))
+    proto.graph.output[0].type.tensor_type.ClearField("shape")
+    i = np.array([0])
+    got = onnx2jax.convert(proto, dtype="bfloat16").run(None, {"i": i})[0]
+    np.testing.assert_array_equal(got, onnx2jax.convert(proto).run(None, {"i": i})[0])
+
+
 ROTARY = """agraph (int64[s] positions, float[s,8] x) => (float[s,8] y) {
     column = Unsqueeze(positions, one)
     floats = Cast<to = 1>(column)
