@@ -33,9 +33,12 @@ def primal(x: Any) -> Any:
     return lax.stop_gradient(x) if isinstance(x, jax.core.Tracer) else x
 
 
-def in_a_program(x: Any) -> bool:
-    """Whether a value is traced for a program, as inside ``jax.jit``, rather than differentiated or batched outside."""
-    return isinstance(x, jax.core.Tracer) and isinstance(jnp.zeros(()), jax.core.Tracer)
+def in_a_program() -> bool:
+    """Whether JAX traces a program now, as inside ``jax.jit`` or ``lax.scan``, rather than only derivatives or batches.
+
+    The values at hand do not tell: a function without arguments has no tracers.
+    """
+    return isinstance(jnp.zeros(()), jax.core.Tracer)
 
 
 _functions: list[Any] = []

@@ -30,7 +30,7 @@ def is_lookup(node: Node, constants: Mapping[str, Any], dtype: np.dtype) -> bool
         constants: the graph's initializers, by name.
         dtype: the compute dtype.
     """
-    table = constants.get(node.inputs[0]) if node.op_type == "Gather" else None
+    table: Any = constants.get(node.inputs[0]) if node.op_type == "Gather" else None
     if getattr(table, "ndim", 0) < 2:
         return False
     rounds = False

@@ -252,8 +252,19 @@ def test_calls_that_are_refused() -> None:
     spread, _ = staged(mlp(), microbatches=3)
     with pytest.raises(InputShapeError, match=r"3 microbatches do not divide the batch evenly: .'x': 8"):
         spread(X)
-    with pytest.raises(ShardingError, match="call it outside of jit"):
-        jax.jit(lambda p: spread.apply(p, X))(spread.params)
+    for program in (  # whether or not the model reads a tracer
+        lambda: jax.jit(lambda p: spread.apply(p, X))(spread.params),
+        lambda: jax.jit(lambda: spread(X))(),
+        lambda: jax.jit(lambda x: x + spread(X))(np.float32(1)),
+        lambda: jax.jit(jax.grad(lambda x: spread(x).sum()))(X),
+        lambda: jax.vmap(jax.jit(spread))(X[None]),
+        lambda: jax.lax.scan(lambda c, _: (c, spread(X)), 0, None, 2),
+        lambda: jax.eval_shape(lambda: spread(X)),
+    ):
+        with pytest.raises(ShardingError, match="call it outside of jit, its stages are compiled"):
+            program()
+    with pytest.raises(ShardingError, match="convert it without stages="):
+        spread.export("never written")
     with pytest.raises(ShardingError, match="output 'y' differs between 2 microbatches and the whole batch"):
         staged(mixing(), microbatches=2)[0](X)
     with pytest.raises(ShardingError, match="output 'y' differs"):

@@ -99,7 +99,7 @@ class Pipeline:
             InputShapeError: the number of microbatches does not divide the batch.
             ShardingError: the caller is inside a jit, or microbatches change the results.
         """
-        _refuse_jit((values, rng, given))
+        _refuse_jit()
         count = self.placement.microbatches
         if not isinstance(params, DeviceParams):
             # To their home stage first: gradients of weights that stages share are summed there.
@@ -299,9 +299,10 @@ def _concatenated(output: ValueInfo, values: Sequence[Any], batch: str | int | N
     return jnp.concatenate([jnp.asarray(v) for v in values], axis)
 
 
-def _refuse_jit(values: Any) -> None:
-    if any(isinstance(v, jax.core.Tracer) and compat.in_a_program(v) for v in jax.tree.leaves(values)):
+def _refuse_jit() -> None:
+    if compat.in_a_program():
         raise ShardingError(
-            "a model with pipeline stages is several programs on different devices, which one jax.jit cannot hold: "
-            "call it outside of jit. jax.grad and jax.vjp work outside of jit, and its stages are compiled"
+            "a model with pipeline stages is several programs on different devices, which one jax.jit (or scan, "
+            "checkpoint, eval_shape, export) cannot hold: call it outside of jit, its stages are compiled. jax.grad, "
+            "jax.vjp and jax.vmap work outside of jit, and model.finetune trains it; or convert without stages="
         )

@@ -31,6 +31,7 @@ from ...ir.graph import Graph
 from ...proto import atomic, npz
 from ...proto.types import TensorType, ValueInfo
 from ...sharding.rules import Placement
+from ...sharding.stages import Staged
 from . import stablehlo
 from .extents import images, symbolic, symbols_in
 from .requirements import requirements
@@ -280,7 +281,8 @@ def _lowered(
 def _check(model: Exports) -> None:
     """Raise for models that no exported program can represent."""
     if model.placement is not None:
-        raise ShardingError("the model is on a mesh, and a program is for one device: convert it without mesh=")
+        given = "stages=" if isinstance(model.placement, Staged) else "mesh="
+        raise ShardingError(f"the model is on several devices, and a program is for one: convert it without {given}")
     for info in model.inputs:
         if not isinstance(info.type, TensorType) or info.type.dtype.hasobject:
             fix = f": fix it, convert(..., static={{{info.name!r}: strings}})" if info.shape is not None else ""
