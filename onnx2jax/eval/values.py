@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from .. import compat
+from ..ops.arrays import is_string
+from ..ops.cast import materialize_dims
 from ..proto.dtypes import HOST_ONLY
+from ..proto.types import TensorType, ValueType
 
 _WIDENINGS = {
     (np.dtype(narrow), np.dtype(wide)) for narrow, wide in (("i4", "i8"), ("u4", "u8"), ("f4", "f8"), ("c8", "c16"))
 }
 
 
-HELD_ON_HOST: Final = "strings, maps or floats of 6 bits"
-"""Values without arrays in JAX, for messages."""
 _ON_HOST = frozenset((np.ndarray, dict, type(None)))
 
 
@@ -32,6 +33,14 @@ def is_jax(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(map(is_jax, value))
     return value is None or (hasattr(value, "dtype") and value.dtype not in HOST_ONLY)
+
+
+def without_arrays(value: Any) -> str:
+    """What a value holds that JAX cannot, for messages: ``"strings"``, ``"maps"`` or the name of a float type."""
+    if isinstance(value, list | tuple):
+        return next((without_arrays(v) for v in value if not is_jax(v)), "nothing")
+    dtype = getattr(value, "dtype", None)
+    return "maps" if dtype is None else "strings" if dtype == object else str(dtype)
 
 
 def to_host(value: Any) -> Any:
@@ -53,6 +62,16 @@ def to_host(value: Any) -> Any:
 def are_maps(values: Iterable[Any]) -> bool:
     """Whether all values of a sequence are dicts, as ZipMap makes them."""
     return {*map(type, values)} == {dict}
+
+
+def computed(value: Any, declared: ValueType | None) -> Any:
+    """The symbolic dimensions of an output that is a shape, under ``jax.export``, as arrays of the declared type."""
+    if isinstance(value, list):
+        return [computed(v, declared) for v in value]
+    if not isinstance(value, np.ndarray) or value.dtype != object or is_string(value):
+        return value
+    is_int32 = isinstance(declared, TensorType) and declared.dtype == np.int32
+    return materialize_dims(value, np.int32 if is_int32 else np.int64)
 
 
 def to_device(value: Any) -> Any:

@@ -10,7 +10,7 @@ from jax import lax
 from ml_dtypes import finfo, float8_e8m0fnu
 
 from ..errors import KnownValueError
-from ..proto.dtypes import ELEMENT_TYPES, HOST_ONLY, to_dtype
+from ..proto.dtypes import ELEMENT_TYPES, FLOAT6, HOST_ONLY, to_dtype
 from .arrays import is_known, is_string, needs_known, xp
 from .registry import Shaped, op
 
@@ -62,7 +62,7 @@ def cast_to(x, dtype, *, saturate=1, round_mode="up"):
         if x.dtype in _NUMBERS and dtype in _NUMBERS:
             return x.astype(dtype) if dtype.kind == "f" or x.dtype.kind != "f" else _truncated(x, dtype)
         for float6 in HOST_ONLY.intersection((np.dtype(x.dtype), dtype)):
-            x = needs_known(x, f"XLA has no {float6}")
+            x = needs_known(x, f"XLA has no {float6} ({FLOAT6})")
         if x.dtype.itemsize == 1 and x.dtype.isbuiltin == 2:  # NumPy lacks some conversions among ml_dtypes
             x = x.astype(np.float32 if is_float(x.dtype) else np.int8)
         if is_float(dtype) and dtype.itemsize == 1:

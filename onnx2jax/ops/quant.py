@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 from jax import lax
 
-from ..proto.dtypes import HOST_ONLY, to_dtype
+from ..proto.dtypes import FLOAT6, HOST_ONLY, to_dtype
 from .arrays import axis_of, is_known, needs_known, xp
 from .cast import is_integer
 from .conv import conv
@@ -77,7 +77,9 @@ def broadcast_qparam(parameter, shape, axis, block_size=0):
 def saturate_to(x, zero_point, dtype, saturate=1):
     """``x`` rounded half to even, plus the zero point, clipped to the range of ``dtype`` (a float dtype only casts)."""
     if dtype in HOST_ONLY:
-        x, zero_point = (None if v is None else needs_known(v, f"XLA has no {dtype}") for v in (x, zero_point))
+        x, zero_point = (
+            None if v is None else needs_known(v, f"XLA has no {dtype} ({FLOAT6})") for v in (x, zero_point)
+        )
     if not is_integer(dtype):
         x = x if zero_point is None else x + zero_point.astype(x.dtype)
         limit = float(ml_dtypes.finfo(dtype).max)
@@ -114,7 +116,7 @@ def dequantize_linear(x, x_scale, x_zero_point=None, *, axis=1, block_size=0, ou
     if dtype == E8M0:
         raise ValueError("a float8e8m0 x_scale does not define the output dtype; set the attribute output_dtype")
     if x.dtype in HOST_ONLY:
-        x = needs_known(x, f"XLA has no {x.dtype}")
+        x = needs_known(x, f"XLA has no {x.dtype} ({FLOAT6})")
     work = np.int32 if is_integer(x.dtype) else np.float32
     x = x.astype(work)
     if x_zero_point is not None:

@@ -58,6 +58,9 @@ ELEMENT_TYPES: Final[dict[int, ElementType]] = {
 HOST_ONLY: Final = frozenset(ELEMENT_TYPES[code].dtype for code in (STRING, 27, 28))
 """Types without arrays in JAX: XLA has no strings, and in jaxlib 0.10 no floats of 6 bits."""
 
+FLOAT6: Final = "JAX has floats of 4, 8, 16, 32 and 64 bits; float8_e4m3fn has all values of floats of 6 bits"
+"""What a message about a float of 6 bits in a traced program says of other types."""
+
 _CODES: Final = {row.dtype: code for code, row in ELEMENT_TYPES.items()}
 
 

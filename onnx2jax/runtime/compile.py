@@ -16,7 +16,7 @@ from .. import compat
 from ..errors import KnownValueError
 from ..eval.interpreter import ConstantOutput, Context, Settings, evaluate, with_constants
 from ..eval.layers import Rolling
-from ..eval.values import HELD_ON_HOST, is_jax, to_device, to_host, unaliased
+from ..eval.values import computed, is_jax, to_device, to_host, unaliased, without_arrays
 from ..ir import analysis
 from ..ir.fingerprint import fingerprint
 from ..ir.graph import Graph, Node
@@ -64,7 +64,9 @@ class Subprogram:
         """Inputs specialised on because a control-flow node needs their value."""
         self._jitted = Jitted(self._jit)
         self._keys = dict.fromkeys(g.key(n) for g in graph.walk() for n in g.initializers)
-        inputs = {v.name for v in (graph.extracted_from or graph).inputs}
+        whole = graph.extracted_from or graph
+        self._types = {v.name: v.type for v in whole.outputs}
+        inputs = {v.name for v in whole.inputs}
         self._reads = tuple(sorted(graph.captures | (inputs & graph.initializers.keys())))
 
     def _jit(self, foreign: bool) -> Any:
@@ -279,10 +281,12 @@ class Subprogram:
             for declared, value in zip(
                 self.graph.outputs, evaluate(self.graph, {**values, **_copies(key.inputs)}, context), strict=True
             ):
-                results.append(ConstantOutput(_read_only(value)) if _is_constant(value) else to_device(value))
-                if not is_jax(value):
+                value = computed(value, self._types.get(declared.name))
+                result = ConstantOutput(_read_only(value)) if _is_constant(value) else to_device(value)
+                if not isinstance(result, ConstantOutput) and not is_jax(result):
                     producers = [node for node in self.graph.nodes if declared.name in node.outputs]
-                    raise NeedsHost(producers, f"{declared.name!r} holds {HELD_ON_HOST}")
+                    raise NeedsHost(producers, f"{declared.name!r} holds {without_arrays(value)}")
+                results.append(result)
         return unaliased(results, jax.tree.leaves((params, values)))
 
     def _count(self, seconds: float, values: Mapping[str, Any], pinned: Mapping[str, np.ndarray]) -> None:
@@ -304,11 +308,14 @@ class Subprogram:
             )
 
     def _refuse_host_types(self, values: Mapping[str, Any]) -> None:
-        """Move nodes that read strings or maps to the host."""
+        """Move nodes that read strings, maps or floats of 6 bits to the host."""
         foreign = {n for n, v in values.items() if not is_jax(v)}
         if foreign:
             readers = [node for node in self.graph.nodes if foreign.intersection(node.reads)]
-            raise NeedsHost(readers, f"{', '.join(map(repr, sorted(foreign)))} hold {HELD_ON_HOST}")
+            kinds = {without_arrays(values[n]) for n in foreign}
+            verb = "hold" if len(foreign) > 1 else "holds"
+            reason = f"{', '.join(map(repr, sorted(foreign)))} {verb} {' and '.join(sorted(kinds))}"
+            raise NeedsHost(readers, reason)
 
     def _refuse_many_values(self, pinned: Mapping[str, np.ndarray]) -> None:
         for node, names in self._deciding.items():

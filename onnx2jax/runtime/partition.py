@@ -24,6 +24,7 @@ from ..jaxpr.pipeline import HOST_PASS
 from ..limits import MOST_SHAPES, PATIENCE
 from ..ops.arrays import is_traced
 from ..ops.registry import PADDED, resolve
+from ..proto.dtypes import FLOAT6
 from ..proto.types import ValueInfo
 from .class_labels import with_label_lookups
 from .compile import NeedsHost, Subprogram, is_small
@@ -278,16 +279,19 @@ class Program:
                 cut.__cause__.add_note(f"it is computed from: {', '.join(map(repr, sorted(found))) or 'no input'}")
                 raise cut.__cause__ from None
             names = [v.name for v in self.graph.inputs if not is_jax(values.get(v.name))]
-            cure = f", or fix {', '.join(names)}: convert(..., static={{{names[0]!r}: strings}})" if names else ""
+            cure = f", or fix {', '.join(names)}: convert(..., static={{{names[0]!r}: its value}})" if names else ""
+            if not names and any({v.name for v in self.graph.outputs}.intersection(n.outputs) for n in cut.nodes):
+                cure = ", or leave that output out: convert(..., outputs=[...])"
+            lacks = f". {FLOAT6}" if "float6" in cut.reason else ""
             raise KnownValueError(
-                f"{cut.reason}, which JAX cannot trace: call the model outside jit, grad and vmap{cure}"
+                f"{cut.reason}, which JAX cannot trace: call the model outside jit, grad and vmap{cure}{lacks}"
             ) from None
         for info, value in zip(self.graph.outputs, results, strict=True):
             if isinstance(value, np.ndarray) and not value.dtype.hasobject and not is_jax(value):
                 # A caller may use strings while tracing; XLA of jaxlib 0.10 ends the process at these floats.
                 raise KnownValueError(
-                    f"output {info.name!r} is {value.dtype}, which XLA lacks: call the model outside jit, grad and "
-                    "vmap, or leave the output out: convert(..., outputs=[...])"
+                    f"output {info.name!r} is {value.dtype}, which JAX cannot trace: call the model outside jit, grad "
+                    f"and vmap, or leave the output out: convert(..., outputs=[...]). {FLOAT6}"
                 )
         return results
 

@@ -15,8 +15,8 @@ import numpy as np
 from jax import export
 from jax.tree_util import GetAttrKey
 
-from ...errors import with_rules
-from ...eval.values import are_maps, to_device
+from ...errors import UnsupportedError, with_rules
+from ...eval.values import are_maps, is_jax, to_device, without_arrays
 from ...proto.types import TensorType, ValueInfo
 
 
@@ -60,6 +60,23 @@ def as_outputs(fields: Iterable[str], results: Iterable[Any]) -> Any:
 def bundled(fields: Iterable[str], results: Sequence[Any]) -> Any:
     """A single output directly, several as Outputs."""
     return results[0] if len(results) == 1 else Outputs(fields, results)
+
+
+def exportable(outputs: Sequence[ValueInfo], returned: Any) -> tuple[Any, ...]:
+    """The results of ``bundled`` as a tuple, for a program of ``jax.export``.
+
+    Raises:
+        UnsupportedError: one holds strings or maps.
+    """
+    results = (returned,) if len(outputs) == 1 else tuple(returned)
+    for info, result in zip(outputs, results, strict=True):
+        if not is_jax(result):
+            others = [v.name for v in outputs if v is not info]
+            raise UnsupportedError(
+                f"output {info} holds {without_arrays(result)}, which an exported program cannot return"
+                + f": leave it out, convert(..., outputs={others})" * bool(others)
+            )
+    return results
 
 
 def unshared(results: list[Any], feeds: Iterable[Any]) -> list[Any]:

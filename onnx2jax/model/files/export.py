@@ -32,6 +32,7 @@ from ...proto import atomic, npz
 from ...proto.types import TensorType, ValueInfo
 from ...sharding.rules import Placement
 from ...sharding.stages import Staged
+from ..calls.outputs import exportable
 from . import stablehlo
 from .extents import images, symbolic, symbols_in
 from .requirements import requirements
@@ -188,8 +189,7 @@ def _function(model: Exports, params: Mapping[str, Any], shapes: Mapping[str, An
 
     def program(weights: Mapping[str, Any], inputs: Mapping[str, Any], *rng: Any) -> dict[str, Any]:
         results = model.apply(weights, *(inputs[v.name] for v in model.inputs), rng=rng[0] if rng else None)
-        results = results if len(model.outputs) > 1 else (results,)
-        return {v.name: r for v, r in zip(model.outputs, results, strict=True)}
+        return {v.name: r for v, r in zip(model.outputs, exportable(model.outputs, results), strict=True)}
 
     program.__name__ = re.sub(r"\W", "_", model.graph.name) or "onnx_model"
     weights = {n: jax.ShapeDtypeStruct(np.shape(v), v.dtype) for n, v in params.items()}

@@ -11,6 +11,7 @@ from jax import export
 
 from ...errors import InputShapeError, UnsupportedError
 from ...proto.types import ValueInfo
+from ..calls.outputs import exportable
 
 KEY: Final = "rng"
 """The argument of a model that draws random numbers: two words, ``jax.random.key_data`` of a threefry key."""
@@ -34,7 +35,14 @@ def function(model: Any, params: Mapping[str, Any], shapes: Mapping[str, Any]) -
         keys = [jax.random.wrap_key_data(arrays[0], impl="threefry2x32")] if model.graph.draws else []
         weights = dict(zip(params, arrays[len(keys) :], strict=True))
         results = model.apply(weights, *inputs, rng=keys[0] if keys else None)
-        return tuple(results) if len(model.outputs) > 1 else (results,)
+        returned = exportable(model.outputs, results)
+        for info, result in zip(model.outputs, returned, strict=True):
+            if isinstance(result, list):
+                raise UnsupportedError(
+                    f"output {info} is a sequence, and a StableHLO program returns arrays: format='jax' returns it, "
+                    "or leave it out, convert(..., outputs=[...])"
+                )
+        return returned
 
     types = [jax.ShapeDtypeStruct(shapes[v.name], v.type.dtype) for v in model.inputs]
     words = [jax.ShapeDtypeStruct((2,), "uint32")] if model.graph.draws else []

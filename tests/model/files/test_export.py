@@ -43,7 +43,7 @@ from tests.support import decoders
 from tests.support.decoders import HEADS, KV_HEADS, SIZE, Net
 from tests.support.helpers import mesh
 from tests.support.killed import killed
-from tests.support.models import NP, cut_in_the_middle, mlp, model, value
+from tests.support.models import NP, cut_in_the_middle, mlp, model, text_model, value
 
 RNG = np.random.default_rng(0)
 FREE: dict[str, int | str] = {
@@ -367,6 +367,52 @@ def test_export_of_a_partitioned_model_names_the_node(tmp_path: Path) -> None:
     with pytest.raises(KnownValueError) as caught:
         onnx2jax.convert(cut_in_the_middle()).export(tmp_path)
     assert "explain()" in "".join(caught.value.__notes__)
+
+
+SHAPES = {
+    "shape": "int64[2] y) { y = Shape(x)",
+    "size": "int64 y) { y = Size(x)",
+    "arithmetic": "int64 y) { s = Size(x) y = Mul(s, two)",
+    "declared int32": "int32[2] y) { s = Shape(x) y = Cast<to = 6>(s)",
+    "beside numbers": "float[b,3] z, int64[2] y) { z = Relu(x) y = Shape(x)",
+    "sequence": "seq(int64[2]) y) { s = Shape(x) y = SequenceConstruct(s, s)",
+}
+
+
+def test_outputs_that_are_symbolic_shapes(tmp_path: Path) -> None:
+    """A program for all extents returns those of the call, in the declared type."""
+    x = np.ones((5, 3), np.float32)
+    for name, rest in SHAPES.items():
+        converted = onnx2jax.convert(text_model(f"g (float[b, 3] x) => ({rest} }}", two=np.int64(2)))
+        exported = onnx2jax.load_exported(converted.export(tmp_path / name, platforms=["cpu"]))
+        got, want = jax.tree.leaves(exported(x)), jax.tree.leaves(converted(x))
+        for a, b in zip(got, want, strict=True):
+            assert a.dtype == b.dtype, name
+            np.testing.assert_array_equal(a, b, err_msg=name)
+
+
+def test_models_without_numbers(tmp_path: Path) -> None:
+    """Without inputs or outputs there is a program; strings and, in StableHLO, sequences are refused by name."""
+    w, s = np.float32([1, 2]), np.array(["a"], object)
+    none = onnx2jax.convert(text_model("g () => (float[2] y) { y = Add(w, w) }", w=w))
+    np.testing.assert_array_equal(onnx2jax.load_exported(none.export(tmp_path / "a"))(), [2, 4])
+    nothing = onnx2jax.convert(text_model("g (float[2] x) => () { y = Identity(x) }"))
+    assert onnx2jax.load_exported(nothing.export(tmp_path / "b"))(w) == ()
+    nothing.export(tmp_path / "c", format="stablehlo")
+    text = onnx2jax.convert(text_model("g () => (string[1] t) { t = Identity(s) }", s=s))
+    both = onnx2jax.convert(text_model("g () => (string[1] t, float[2] y) { t = Identity(s) y = Add(w, w) }", w=w, s=s))
+    formats: tuple[Any, ...] = ("jax", "stablehlo")
+    for format in formats:
+        with pytest.raises(UnsupportedError, match=r"output t: string\[1\] holds strings, which an exported program"):
+            text.export(tmp_path / "d", format=format)
+        with pytest.raises(
+            KnownValueError, match=r"'t' holds strings.*or leave that output out: convert\(..., outputs="
+        ):
+            both.export(tmp_path / "d", format=format)
+    some = onnx2jax.convert(text_model("g () => (seq(float[2]) y) { y = SequenceConstruct(w, w) }", w=w))
+    assert len(onnx2jax.load_exported(some.export(tmp_path / "e"))()) == 2
+    with pytest.raises(UnsupportedError, match=r"output y: .* is a sequence, and a StableHLO program returns arrays"):
+        some.export(tmp_path / "f", format="stablehlo")
 
 
 def test_flatbuffers_is_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
