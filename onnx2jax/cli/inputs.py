@@ -15,7 +15,7 @@ from .. import compat
 from ..errors import InputTypeError, ModelError, OnnxError, did_you_mean
 from ..generation.files import tokenizer
 from ..model.calls.arguments import named_dims, variables
-from ..model.reports.samples import assumed, data_sets, random_value, read_value, read_values
+from ..model.reports.samples import assumed, data_sets, random_values, read_value, read_values
 from ..proto.types import TensorType, ValueInfo
 from .terminal import CommandError, note, pairs, whole
 
@@ -83,7 +83,10 @@ def filled(model: Any, feeds: Mapping[str, Any], seed: int) -> dict[str, Any]:
     }
     absent = [v for v in declared.values() if v.name not in feeds]
     say_sizes(d for d in variables(absent) if d not in extents)
-    return {**feeds, **{v.name: _random(v, extents, rng) for v in absent}}
+    try:
+        return {**feeds, **random_values((_with_extents(v, extents) for v in absent), rng)}
+    except InputTypeError as e:
+        raise CommandError(f"{e}; pass arrays with --input NAME=FILE.npy") from None
 
 
 def say_sizes(names: Iterable[str]) -> None:
@@ -103,13 +106,10 @@ def sized(model: Any, feeds: Mapping[str, Any]) -> Iterator[None]:
         raise
 
 
-def _random(info: ValueInfo, extents: Mapping[str, int], rng: np.random.Generator) -> np.ndarray:
-    if info.shape is not None:
-        info = info.reshaped([extents.get(d, d) if isinstance(d, str) else d for d in info.shape])
-    try:
-        return random_value(info, rng)
-    except InputTypeError as e:
-        raise CommandError(f"{e}; pass it with --input {info.name}=FILE.npy") from None
+def _with_extents(info: ValueInfo, extents: Mapping[str, int]) -> ValueInfo:
+    if info.shape is None:
+        return info
+    return info.reshaped([extents.get(d, d) if isinstance(d, str) else d for d in info.shape])
 
 
 def _known(name: str, declared: Mapping[str, ValueInfo]) -> ValueInfo:

@@ -76,6 +76,10 @@ def is_traced(*values: Any) -> bool:
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(values))
 
 
+MOST_KNOWN: Final = 2**24
+"""Elements of a range or window that NumPy makes; with temporary values 400 MB."""
+
+
 def check_room(shape: Sequence[Any], dtype: Any, limit: int = MACHINE_MEMORY) -> None:
     """Refuse an array larger than the memory, before NumPy fills one whose extents are the values of an operand.
 
@@ -92,6 +96,12 @@ def check_room(shape: Sequence[Any], dtype: Any, limit: int = MACHINE_MEMORY) ->
             f"an array of shape {list(shape)} and type {np.dtype(dtype)} takes {needed:.1e} bytes, and this machine "
             f"has {MACHINE_MEMORY:.1e} bytes of memory"
         )
+
+
+def counting(count: int) -> Any:
+    """0, 1, 2, ... in int64: known up to MOST_KNOWN, and beyond computed in the program, where they take no memory."""
+    check_room((count,), np.int64)
+    return (np if count <= MOST_KNOWN else jnp).arange(count, dtype=np.int64)
 
 
 def identical(a: np.ndarray, b: np.ndarray) -> bool:

@@ -19,6 +19,7 @@ from .arrays import (
     axis_of,
     check_room,
     check_shape,
+    counting,
     difference,
     dims,
     is_known,
@@ -321,13 +322,11 @@ def range_(start: Relative, limit: Relative, delta: Static, *, stash_type=1):
     if dtype.kind == "i":
         start, limit, delta = int(start), int(limit), int(delta)
         count = -((start - limit) // delta)
-        check_room((max(count, 0),), np.int64)
-        return (start + np.arange(max(count, 0), dtype=np.int64) * delta).astype(dtype)
+        return (start + counting(max(count, 0)) * delta).astype(dtype)
     steps = (float(limit) - float(start)) / float(delta)  # in double: in float32 0.3 is three steps of 0.1, not more
     if not math.isfinite(steps):
         raise ValueError(f"from {start} to {limit} by {delta} has no number of elements; the three must be finite")
     count = max(math.ceil(steps), 0)
-    check_room((count,), np.int64)
     work = to_dtype(stash_type, "stash_type") if dtype.itemsize == 2 else dtype
     start, delta = work.type(start), work.type(delta)
-    return (start + np.arange(count).astype(work) * delta).astype(dtype)
+    return (start + counting(count).astype(work) * delta).astype(dtype)

@@ -6,7 +6,7 @@ import numpy as np
 from jax import lax
 
 from ..proto.dtypes import to_dtype
-from .arrays import axis_of, check_room, check_shape, is_known, xp
+from .arrays import axis_of, check_shape, counting, is_known, xp
 from .registry import Static, op
 
 
@@ -80,9 +80,8 @@ def stft(signal, frame_step: Static, window=None, frame_length: Static = None, *
 def _cosine_window(a0, a1, a2):
     def window(size: Static, *, output_datatype=1, periodic=1):
         n = _count(size)
-        check_room((n,), np.float64)
-        angle = 2 * np.pi * np.arange(n) / max(n if periodic else n - 1, 1)
-        values = a0 - a1 * np.cos(angle) + a2 * np.cos(2 * angle)
+        angle = 2 * np.pi * counting(n).astype(np.float64) / max(n if periodic else n - 1, 1)
+        values = a0 - a1 * xp.cos(angle) + a2 * xp.cos(2 * angle)
         # The formula is 0/0 for a symmetric window of one point; 1, as in other implementations.
         values = values if periodic or n != 1 else np.ones(1)
         return values.astype(to_dtype(output_datatype, "output_datatype"))

@@ -30,6 +30,7 @@ from .dispatch import BoundCall, Callee, Constants, Signature, signature
 from .executable import Executable
 from .jitted import Jitted
 from .mesh_mode import call_serially, in_auto_axes
+from .output_sizes import refuse_outputs_beyond_memory
 from .params import DeviceParams, device_of, is_cpu
 from .program_cache import Store
 from .sections import Sections
@@ -74,6 +75,8 @@ class Subprogram:
 
         def traced(*args: Any) -> list[Any]:
             results = self._trace(*args)
+            if not foreign:
+                refuse_outputs_beyond_memory(self.graph, results)
             self.compiles += not (foreign or jax.config.jax_disable_jit)  # type: ignore[attr-defined]
             return results
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-import jax
 import numpy as np
 
 from ...errors import OnnxError
@@ -39,10 +38,9 @@ def _flops(imported: Imported) -> Counter[int] | None:
     model = Model(Spec.of(imported))
     nodes = tuple(replace(n, name=f"{MARK}{i}") for i, n in enumerate(model.graph.nodes))
     marked = replace(model.graph, nodes=nodes)
-    shapes = {n: jax.ShapeDtypeStruct(t.shape, t.dtype) for n, t in model.types.items()}
     try:
         with np.errstate(all="ignore"):
             shown = with_outputs(with_graph(model, marked), node_outputs(marked))
-            return traced(shown, shapes, feeds_of(model, {}, {}), nodes)[1]
+            return traced(shown, None, feeds_of(model, {}, {}, abstract=True), nodes)[1]
     except (OnnxError, TypeError):  # it needs the host, or other extents
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,24 +17,39 @@ from ...proto.types import MapType, OptionalType, SequenceType, TensorType, Valu
 from ..calls.arguments import named_dims
 
 MOST: Final = 2**27
-"""Elements of the largest random value; in float64, from which it is rounded, 1 GiB."""
+"""Elements of all random inputs of a model; in float64, from which they are rounded, 1 GiB."""
+MOST_STRINGS: Final = 2**20
+"""Strings among them: each is an object of Python to every node that reads it."""
 
 
-def random_value(info: ValueInfo, rng: np.random.Generator) -> np.ndarray:
-    """A random value for an input: normal floats, or integers 0 and 1, valid as masks and indices; free extents are 1.
+def random_values(inputs: Iterable[ValueInfo], rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Random values for inputs, by name: normal floats, integers 0 and 1, valid as masks and indices, or "a".
+
+    Free extents are 1.
 
     Raises:
-        InputTypeError: it is no tensor of a declared rank, or has more than MOST elements.
+        InputTypeError: one is no tensor of a declared rank, or they have too many elements in all.
     """
-    if not isinstance(info.type, TensorType) or info.type.shape is None:
-        raise InputTypeError(f"input {info} has no shape to fill at random: give the inputs, {{{info.name!r}: ...}}")
-    shape = [d if isinstance(d, int) else 1 for d in info.type.shape]
-    dtype = info.type.dtype
-    if math.prod(shape) > MOST:
-        raise InputTypeError(
-            f"input {info} has {math.prod(shape):,} elements, and random values are made for at most {MOST:,}: give "
-            f"the inputs, {{{info.name!r}: array}}, or declare smaller extents in the file"
-        )
+    wanted, count = {}, 0
+    for info in inputs:
+        if not isinstance(info.type, TensorType) or info.type.shape is None:
+            raise InputTypeError(
+                f"input {info} has no shape to fill at random: give the inputs, {{{info.name!r}: ...}}"
+            )
+        shape = tuple(d if isinstance(d, int) else 1 for d in info.type.shape)
+        wanted[info.name] = shape, info.type.dtype
+        size, most = math.prod(shape), MOST_STRINGS if info.type.dtype == object else MOST
+        if (count := count + size) > MOST or size > most:
+            others = f", {count:,} with those before it" if count > size else ""
+            raise InputTypeError(
+                f"input {info} has {size:,} elements{others}, and random values are made for at most {most:,}: give "
+                f"the inputs, {{{info.name!r}: array}}, or choose smaller extents (dim_overrides={{name: size}}, "
+                "--dim name=size, or those in the file)"
+            )
+    return {name: _random(shape, dtype, rng) for name, (shape, dtype) in wanted.items()}
+
+
+def _random(shape: tuple[int, ...], dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
     if dtype == object:
         return np.full(shape, "a", object)
     if dtype.kind in "biu" or dtype.name.startswith(("int", "uint")):  # ml_dtypes' int4 has kind "V"

@@ -18,15 +18,17 @@ from ...errors import InputNameError, KnownValueError, OperatorError
 from ...ir import analysis
 from ...ir.graph import Graph, Node
 from ...jaxpr.program import Equation, Program
+from ...proto.dtypes import HOST_ONLY
 from ...proto.types import TensorType, ValueInfo
 from ...runtime.compile import is_small
 from ...sharding.stages import Staged
 from ..calls.arguments import check_dims, named_dims
 from ..changes.parts import node_outputs, with_graph, with_outputs
-from .samples import assumed, random_value
+from .samples import assumed, random_values
 from .table import table
 from .verify import OURS, isolated
 
+ARRAYS: Final = (np.ndarray, jax.Array, jax.ShapeDtypeStruct)
 MARK: Final = "onnx2jax node "
 MOVES: Final = frozenset(
     (
@@ -118,7 +120,8 @@ def short(number: float) -> str:
 
 def summary(model: Any, inputs: Mapping[str, Any] | None, dims: Mapping[str, int] | None) -> Summary:
     """See ``Model.summary``."""
-    feeds = feeds_of(model, inputs or {}, dims or {})
+    inputs, dims = inputs or {}, dims or {}
+    feeds = feeds_of(model, inputs, dims, abstract=True)
     marked = mark(model.graph)
     nodes = marked.nodes
     # Tracing needs no devices; a model with pipeline stages would be several programs.
@@ -130,14 +133,15 @@ def summary(model: Any, inputs: Mapping[str, Any] | None, dims: Mapping[str, int
         types, flops = traced(shown, None, feeds, nodes)
         unknown: set[int] = set()
     except KnownValueError:
+        feeds = feeds_of(model, inputs, dims)
         types, flops, unknown = _partitioned(model, marked, feeds)
     except OperatorError as e:
         raise OperatorError(_unmarked(str(e), model.graph) + _sizes_of_one(model, feeds)) from e.__cause__
     types |= {n: _type(v) for n, v in {**feeds, **model.static, **model.graph.initializers}.items() if n not in types}
-    params = model.params
+    sizes = {n: math.prod(t.shape) for n, t in model.types.items()}
     rows = []
     for i, node in enumerate(model.graph.nodes):
-        held = sum(int(params[n].size) for n in _weights(model, node))
+        held = sum(sizes[n] for n in _weights(model, node))
         size = sum(_nbytes(types.get(n)) for n in {*node.reads, *node.outputs} if n)
         outputs = {n: _type_text(types.get(n)) for n in node.outputs if n}
         count = None if i in unknown else flops[i]
@@ -145,8 +149,8 @@ def summary(model: Any, inputs: Mapping[str, Any] | None, dims: Mapping[str, int
     return Summary(
         {n: _type_text(_type(v)) for n, v in feeds.items()},
         rows,
-        sum(int(v.size) for v in params.values()),
-        sum(int(v.nbytes) for v in params.values()),
+        sum(sizes.values()),
+        sum(sizes[n] * t.dtype.itemsize for n, t in model.types.items()),
         sum(row.flops or 0 for row in rows),
     )
 
@@ -163,15 +167,19 @@ def _sizes_of_one(model: Any, feeds: Mapping[str, Any]) -> str:
     return f"\nExtents of 1 may be too small: model.summary(dims={dict.fromkeys(names, 64)})"
 
 
-def feeds_of(model: Any, inputs: Mapping[str, Any], dims: Mapping[str, int]) -> dict[str, Any]:
-    """Arrays for the inputs: those given, or some of the shape that is given or declared."""
+def feeds_of(
+    model: Any, inputs: Mapping[str, Any], dims: Mapping[str, int], *, abstract: bool = False
+) -> dict[str, Any]:
+    """Arrays for the inputs: those given, or random ones of the shape that is given or declared.
+
+    With ``abstract``, ``jax.ShapeDtypeStruct`` in place of random numbers: they take no memory.
+    """
     named = named_dims(model.inputs)
     declared = {v.name: v for v in (*named, *model.optional.values())}
     if unknown := sorted(inputs.keys() - declared.keys()):
         raise InputNameError(f"there is no input {', '.join(unknown)}; the model's are {sorted(declared)}")
     check_dims("dims", dims, named)
-    rng = np.random.default_rng(0)
-    feeds = {}
+    feeds, wanted = {}, {}
     for name, info in declared.items():
         given = inputs.get(name)
         if given is None and name in model.optional:
@@ -187,9 +195,19 @@ def feeds_of(model: Any, inputs: Mapping[str, Any], dims: Mapping[str, int]) -> 
                 and (dtype := getattr(given, "dtype", _dtype(info))) is not None
             ):
                 whole = replace(info, type=TensorType(np.dtype(dtype), tuple(shape)))
-            given = random_value(whole, rng)
+            given, wanted[name] = None, whole
         feeds[name] = given
-    return feeds
+    if abstract:
+        feeds |= {
+            n: jax.ShapeDtypeStruct(shape, v.type.dtype) for n, v in wanted.items() if (shape := _fixed(v)) is not None
+        }
+    return feeds | random_values((v for n, v in wanted.items() if feeds[n] is None), np.random.default_rng(0))
+
+
+def _fixed(info: ValueInfo) -> tuple[int, ...] | None:
+    """The shape of a tensor of numbers, with free extents as 1; None for other inputs."""
+    is_tensor = isinstance(info.type, TensorType) and info.type.dtype not in HOST_ONLY
+    return tuple(d if isinstance(d, int) else 1 for d in info.shape) if is_tensor and info.shape is not None else None
 
 
 def _dtype(info: ValueInfo) -> Any:
@@ -203,14 +221,14 @@ def traced(
 
     Args:
         shown: a model whose nodes are named by ``MARK`` and their position.
-        params: its parameters, or their shapes and dtypes; its own when None.
-        feeds: inputs by name.
+        params: its parameters, or their shapes and dtypes; those of its own when None.
+        feeds: inputs by name, or their shapes and dtypes.
         nodes: the nodes that are counted.
     """
     flops: Counter[int] = Counter()
     names = [v.name for v in shown.outputs]
     rng = jax.random.key(0) if shown.graph.draws else None
-    arrays = {n: v for n, v in feeds.items() if isinstance(v, np.ndarray | jax.Array) and v.dtype != object}
+    arrays = {n: v for n, v in feeds.items() if isinstance(v, ARRAYS) and v.dtype != object}
     others = {n: v for n, v in feeds.items() if n not in arrays}
     types: dict[str, Any] = {}
 
@@ -219,8 +237,10 @@ def traced(
         results = (results,) if len(names) == 1 else results
         types.update(zip(names, map(_type, results), strict=True))  # here, because a jaxpr cannot return strings
 
+    if params is None:
+        params = {n: jax.ShapeDtypeStruct(t.shape, t.dtype) for n, t in shown.types.items()}
     with compat.enable_x64():
-        jaxpr = jax.make_jaxpr(call)(shown.params if params is None else params, arrays)
+        jaxpr = jax.make_jaxpr(call)(params, arrays)
     for owner, count in _counted(Program.of(jaxpr), None, 1):
         if owner is not None and owner < len(nodes):
             flops[owner] += count
@@ -331,4 +351,4 @@ def _nbytes(value: Any) -> int:
 def _weights(model: Any, node: Node) -> set[str]:
     """The parameters that a node reads, those of its inner graphs included."""
     inside = {g.key(n) for body in node.bodies for g in body.walk() for n in g.initializers}
-    return {n for n in {*node.reads, *inside} if n in model.params}
+    return {n for n in {*node.reads, *inside} if n in model.types}

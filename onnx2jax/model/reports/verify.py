@@ -34,7 +34,7 @@ from .comparison import Comparison, compared, described, magnitude
 from .inner_calls import calls
 from .peers import NAMES, InnerGraph, Peer, checked, step_into
 from .rounding import SCALES, amplified
-from .samples import data_sets, random_value, read_values
+from .samples import data_sets, random_values, read_values
 from .saturation import SATURATES, unsaturated
 from .verification import Difference, Verification
 
@@ -101,8 +101,7 @@ def _free(model: Any) -> list[ValueInfo]:
 
 
 def _random(model: Any, seed: int) -> dict[str, Any]:
-    rng = np.random.default_rng(seed)
-    return {v.name: random_value(v, rng) for v in model.inputs}
+    return dict(random_values(model.inputs, np.random.default_rng(seed)))
 
 
 def _arrays(model: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
