@@ -88,7 +88,7 @@ def _explained(e: Exception) -> str:
     for pattern, meaning in _EXPLAINED:
         if re.search(pattern, text):
             found = list(dict.fromkeys(re.findall(r"\([\d, ]*\)", text)))
-            return meaning.format(shapes=f"{' and '.join(found)} " if found else "", text=text)
+            return meaning.format(shapes=f"{' and '.join(found)} " if len(found) > 1 else "", text=text)
     return text
 
 

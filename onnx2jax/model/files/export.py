@@ -32,10 +32,11 @@ from ...proto import atomic, npz
 from ...proto.types import TensorType, ValueInfo
 from ...sharding.rules import Placement
 from ...sharding.stages import Staged
+from ..calls.arguments import named_dims
 from ..calls.outputs import exportable
 from . import stablehlo
-from .extents import images, symbolic, symbols_in
-from .requirements import requirements
+from .extents import free_dimensions, images, symbolic
+from .requirements import fixed_extents, requirements, suggested
 from .save import save
 
 ABOUT: Final = "about.json"
@@ -213,7 +214,7 @@ def _with_multiples(
     """
     multiples: dict[str, int] = {}
     candidates, bounds = images(model.inputs, dims), list(constraints)
-    free = symbols_in(model.inputs, dims)
+    free = free_dimensions(model.inputs, dims)
     first: Exception | None = None
     deadline: float | None = None
     while True:
@@ -223,12 +224,15 @@ def _with_multiples(
             return _lowered(function, names, shapes), multiples, bounds
         except (UnsupportedError, OperatorError, KnownValueError) as e:
             first = first or e
+            if note := _fixes(str(e), model.inputs, free, multiples):
+                e.add_note(note)
+                raise
             deadline = deadline or time.monotonic() + PATIENCE
             if time.monotonic() > deadline:
-                symbol = min(free, default="height")
+                name = min(free.values(), default="height")
                 first.add_note(
                     f"export looked {PATIENCE:.0f} s for constraints, and found {bounds}: fix a dimension, as in "
-                    f"dims={{{symbol!r}: 64}} or --dim {symbol}=64"
+                    f"dims={{{name!r}: 64}} or --dim {name}=64"
                 )
                 raise first from first.__cause__
             new = requirements(str(e), free, bounds)
@@ -244,6 +248,23 @@ def _with_multiples(
                 raise first from first.__cause__
             multiples |= steps
             _LOGGER.info("another attempt, with %s", ", ".join(f"{n} a multiple of {k}" for n, k in steps.items()))
+
+
+def _fixes(message: str, inputs: Sequence[ValueInfo], free: Mapping[str, str], multiples: Mapping[str, int]) -> str:
+    """The dimensions that have to be fixed, and how, if shapes in a message agree for few of their extents."""
+    lines = []
+    for symbol, fits in fixed_extents(message, free).items():
+        name = free[symbol]
+        axes = [(v.name, i) for v in named_dims(inputs) for i, d in enumerate(v.shape or ()) if d == name]
+        where = ", ".join(f"axis {i} of input {of!r}" for of, i in axes)
+        factor = multiples.get(name, 1)
+        least, greatest, extent = (factor * n for n in (fits[0], fits[-1], suggested(fits)))
+        between = f"{least} to {greatest}" if len(fits) > 1 else f"{least}"
+        lines.append(
+            f"the model needs a fixed dimension {name!r} ({where}), of {between}: dims={{{name!r}: {extent}}}, or "
+            f"--dim {name}={extent}"
+        )
+    return "\n".join(lines)
 
 
 def _named(text: str, symbols: Mapping[str, str]) -> list[str]:

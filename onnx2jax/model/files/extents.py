@@ -92,9 +92,9 @@ def symbols_of(names: Iterable[str]) -> dict[str, str]:
     return symbols
 
 
-def symbols_in(inputs: Sequence[ValueInfo], dims: Mapping[str, int | str]) -> set[str]:
-    """The symbols of the free dimensions that ``dims`` leaves free."""
-    return {symbol for n, symbol in symbols_of(variables(_named(inputs))).items() if n not in dims}
+def free_dimensions(inputs: Sequence[ValueInfo], dims: Mapping[str, int | str]) -> dict[str, str]:
+    """The dimensions that ``dims`` leaves free, by symbol."""
+    return {symbol: n for n, symbol in symbols_of(variables(_named(inputs))).items() if n not in dims}
 
 
 def images(inputs: Sequence[ValueInfo], dims: Mapping[str, int | str]) -> dict[str, str]:

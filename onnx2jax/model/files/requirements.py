@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final
@@ -15,10 +16,14 @@ _COMPARED: Final = re.compile(r"Symbolic dimension comparison '(.+?)' (?:>=|<) '
 _PADDED: Final = re.compile(
     r"axis size \(= (.+?)\) is larger than 1 and larger or equal than the padding length \(= (\d+)\)"
 )
-_SHAPE: Final = re.compile(r"must have the shape \[([^\[\]]+)\] \(it has \(([^()]+)\)\)")
-_JOINED: Final = re.compile(r"concatenating along dimension (\d+) for shapes (\([^()]+\)(?:, \([^()]+\))+)")
+_SHAPE: Final = re.compile(r"must have the shape \[([^\[\]]+)\] \(it has \((.+)\)\)")
+_JOINED: Final = re.compile(r"concatenating along dimension (\d+) for shapes (\(.+\))")
+_OPERAND: Final = re.compile(r"\w+\[([^\[\]]*)\]")
+"""The shape of an operand, as runtime/node_errors.py describes it."""
 _FAR: Final = 10**6
 _MOST: Final = 4096
+_MULTIPLES: Final = 64 * 3**5 * 5**3 * 7**2
+"""An extent that many numbers divide: what holds for multiples needs no fixed extent."""
 
 
 def requirements(message: str, symbols: Collection[str], known: Collection[str] = ()) -> list[str]:
@@ -34,6 +39,76 @@ def requirements(message: str, symbols: Collection[str], known: Collection[str] 
     return [c for c in dict.fromkeys(_found(message, symbols, known)) if c not in known]
 
 
+def fixed_extents(message: str, symbols: Collection[str]) -> dict[str, list[int]]:
+    """Extents of symbols, up to 4096, for which shapes in a message agree, if few do: no constraint says that.
+
+    A text recogniser's image becomes one row: its height has to be fixed.
+
+    >>> shapes = "concatenating along dimension 1 for shapes (n, 3, floordiv(h, 16)), (n, 4, 1)."
+    >>> fixed_extents(shapes, ["n", "h"])["h"][:3]
+    [16, 17, 18]
+    >>> fixed_extents("concatenating along dimension 1 for shapes (n, 3, mod(h, 2)), (n, 4, 0).", ["n", "h"])
+    {}
+    """
+    found: dict[str, list[int]] = {}
+    for one, other in _pairs(message):
+        for extent, number in ((one, other), (other, one)):
+            try:
+                names = {n.id for n in ast.walk(ast.parse(extent, mode="eval")) if isinstance(n, ast.Name)}
+                (symbol,) = names - FUNCTIONS.keys()
+                if symbol not in symbols or not number.isdigit() or extent in symbols:
+                    continue
+                fits = [k for k in range(1, _MOST + 1) if evaluated(extent, {symbol: k}.__getitem__) == int(number)]
+                if fits and evaluated(extent, {symbol: _MULTIPLES}.__getitem__) != int(number):
+                    found[symbol] = [k for k in found.get(symbol, fits) if k in fits]
+            except (ValueError, SyntaxError, ArithmeticError):
+                continue
+    return {symbol: fits for symbol, fits in found.items() if fits}
+
+
+def suggested(fits: Collection[int]) -> int:
+    """Of extents that fit, the least that is a multiple of the largest power of two up to 16: images often are.
+
+    >>> suggested(range(33, 81)), suggested([7, 9])
+    (48, 7)
+    """
+    return next(k for step in (16, 8, 4, 2, 1) for k in sorted(fits) if k % step == 0)
+
+
+def _pairs(message: str) -> Iterator[tuple[str, str]]:
+    """Extents in a message that have to be equal; where shapes are broadcast, none of them is 1."""
+    for wanted, given in _SHAPE.findall(message):
+        yield from zip(_split(wanted), _split(given), strict=False)
+    for axis, shapes in _JOINED.findall(message):
+        first, *others = (_split(shape) for shape in _shapes(shapes))
+        for other in others:
+            yield from (p for i, p in enumerate(zip(first, other, strict=False)) if i != int(axis))
+    shapes = [_split(shape) for shape in _OPERAND.findall(message.partition("\noperands: ")[2].partition("\n")[0])]
+    if "do not broadcast against each other" in message:
+        for one, other in itertools.combinations(shapes, 2):
+            yield from (p for p in zip(one[::-1], other[::-1], strict=False) if "1" not in p)
+    if "inner extents of the matrices differ" in message and len(shapes) == 2 and all(shapes):
+        yield shapes[0][-1], shapes[1][-2 if len(shapes[1]) > 1 else -1]
+
+
+def _shapes(text: str) -> list[str]:
+    """The contents of each pair of outer parentheses.
+
+    >>> _shapes("(n, floordiv(h, 2)), (3, 1)")
+    ['n, floordiv(h, 2)', '3, 1']
+    """
+    found, depth, start = [], 0, 0
+    for i, letter in enumerate(text):
+        if letter == "(":
+            depth += 1
+            start = i + 1 if depth == 1 else start
+        elif letter == ")":
+            depth -= 1
+            if depth == 0:
+                found.append(text[start:i])
+    return found
+
+
 def _found(message: str, symbols: Collection[str], known: Collection[str]) -> Iterator[str]:
     for a, b, c, d in _SHORTENED.findall(message):
         yield f"{a or d} <= {b or c}"
@@ -44,14 +119,22 @@ def _found(message: str, symbols: Collection[str], known: Collection[str]) -> It
     for wanted, given in _SHAPE.findall(message):
         yield from _equal(_split(wanted), _split(given), symbols)
     for axis, shapes in _JOINED.findall(message):
-        first, *others = (_split(shape) for shape in re.findall(r"\(([^()]+)\)", shapes))
+        first, *others = (_split(shape) for shape in _shapes(shapes))
         for other in others:
             one, two = ([d for i, d in enumerate(shape) if i != int(axis)] for shape in (first, other))
             yield from _equal(one, two, symbols)
 
 
 def _split(shape: str) -> list[str]:
-    return [extent.strip() for extent in shape.split(",") if extent.strip()]
+    """The extents of a shape; commas inside of functions are their own."""
+    parts, depth = [""], 0
+    for letter in shape:
+        depth += (letter in "([") - (letter in ")]")
+        if letter == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [extent.strip() for extent in parts if extent.strip()]
 
 
 def _equal(one: Collection[str], other: Collection[str], symbols: Collection[str]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -806,6 +807,35 @@ def test_equal_extents_and_lower_bounds_are_found(tmp_path: Path, body: str, con
     assert constraint in json.loads((folder / "about.json").read_text())["constraints"]
     inputs = [np.ones([d if isinstance(d, int) else 8 for d in v.shape or ()], np.float32) for v in model.inputs]
     np.testing.assert_allclose(onnx2jax.load_exported(folder)(*inputs), model(*inputs), rtol=1e-6)
+
+
+POOLED = "g (float[n,1,h,w] x) => (float[n,c,1,w] y) { a = AveragePool<kernel_shape=[4,1], strides=[4,1]>(x)"
+
+
+@pytest.mark.parametrize(
+    ("body", "said", "fits"),
+    [
+        ("b = ReduceMax(x, two) y = Concat<axis=1>(a, b) }", "of 4 to 7: .*--dim h=4", 4),
+        ("y = Add(a, rows) }", "of 12 to 15: .*--dim h=12", 12),
+        ("y = Concat<axis=1>(a, rows) }", "of 12 to 15: .*--dim h=12", 0),
+        ("t = Transpose<perm=[0,1,3,2]>(a) y = MatMul(t, m) }", "of 12 to 15: .*--dim h=12", 12),
+    ],
+)
+def test_a_dimension_that_must_be_fixed_is_named_with_an_extent(
+    tmp_path: Path, body: str, said: str, fits: int
+) -> None:
+    """The height of a text recogniser, whose image becomes a row of letters."""
+    constants = {"two": np.int64([2]), "rows": np.ones((1, 1, 3, 1), np.float32), "m": np.ones((3, 4), np.float32)}
+    source = text_model(f"{POOLED} {body}", **{n: v for n, v in constants.items() if f" {n})" in body})
+    recogniser = onnx2jax.convert(source)
+    with pytest.raises(OnnxError) as caught:
+        recogniser.export(tmp_path, platforms=["cpu"])
+    notes = "\n".join(caught.value.__notes__)
+    assert re.search(rf"needs a fixed dimension 'h' \(axis 2 of input 'x'\).*{said}", notes)
+    if fits:
+        loaded = onnx2jax.load_exported(recogniser.export(tmp_path, platforms=["cpu"], dims={"h": fits}))
+        x = np.ones((2, 1, fits, 5), np.float32)
+        np.testing.assert_allclose(loaded(x), recogniser(x))
 
 
 def test_several_symbols_are_bounded_one_by_one() -> None:
