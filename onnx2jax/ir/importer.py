@@ -24,8 +24,6 @@ from .graph import Function, Graph, Imported, Node, Reference, Unsupported
 from .metadata import entries, metadata
 
 NEWEST_IR: Final = 14
-EXPANSION_LIMIT: Final = 1_000_000
-"""The most nodes of a model once every function call is expanded; a chain of doubling functions soon exceeds it."""
 DEPTH_LIMIT: Final = 100
 """How deeply functions and graphs may nest; the onnx package has the same limit."""
 
@@ -104,7 +102,7 @@ class Importer:
                     "(no input, initializer or earlier node has the name)",
                     rule=("GR-01", "GR-14"),
                 )
-            self.check_size(graph)
+            rules.expanded_size(graph)
             graph = with_implicit_inputs(graph)
         configurations = read_configurations(model)
         unsupported, rejected = tuple(self.unsupported), tuple(self.rejected)
@@ -356,19 +354,9 @@ class Importer:
             body = with_implicit_inputs(body)
         size = 0
         with self.guard(where):
-            size = self.check_size(body)
+            size = rules.expanded_size(body)
         required = rules.required(body).difference(defaults)
         return Function(*key, tuple(dict.fromkeys(names)), defaults, body, size, parameters, required)
-
-    def check_size(self, graph: Graph) -> int:
-        """The number of nodes once every call is expanded; raises if it exceeds EXPANSION_LIMIT."""
-        size = 0
-        for node in graph.nodes:
-            size += node.target.size if isinstance(node.target, Function) else 1
-            size += sum(map(self.check_size, node.graphs))
-        if size > EXPANSION_LIMIT:
-            raise ModelError(f"graph {graph.name!r} expands to more than {EXPANSION_LIMIT} nodes", rule="FN-20")
-        return size
 
     def _attribute(self, a: Any, where: str, path: str, opsets: Mapping[str, int], parameters: Parameters) -> Any:
         if a.ref_attr_name:

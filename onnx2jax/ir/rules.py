@@ -21,6 +21,8 @@ _LATER = ("sparse_tensor", "sparse_tensors", "tp", "type_protos")
 VALUE_FIELDS: Final = dict(enumerate((*_SCALARS, *_LISTS, *_LATER), 1))
 """Attribute type -> the field that holds the value."""
 _FIELD_NAMES: Final = frozenset(VALUE_FIELDS.values())
+EXPANSION_LIMIT: Final = 1_000_000
+"""The most nodes of a model once every function call is expanded; a chain of doubling functions soon exceeds it."""
 
 
 def used_fields(a: Any) -> list[str]:
@@ -142,3 +144,14 @@ def in_order(where: str, nodes: list[Node], defined: set[str]) -> tuple[Node, ..
         sorter.done(first)
         result.append(nodes[first])
     return tuple(result)
+
+
+def expanded_size(graph: Graph) -> int:
+    """The number of nodes once every call is expanded; raises ModelError if it exceeds EXPANSION_LIMIT."""
+    size = 0
+    for node in graph.nodes:
+        size += node.target.size if isinstance(node.target, Function) else 1
+        size += sum(map(expanded_size, node.graphs))
+    if size > EXPANSION_LIMIT:
+        raise ModelError(f"graph {graph.name!r} expands to more than {EXPANSION_LIMIT} nodes", rule="FN-20")
+    return size

@@ -71,7 +71,6 @@ class Runtime:
         """Programs without padding, by padded dimension variables; None once padding is proven harmless."""
         self._positional = tuple(v.name for v in spec.inputs)
         self._callee: Callee | None = None
-        self._debug = debug.level()
 
     @cached_property
     def params(self) -> DeviceParams:
@@ -99,7 +98,7 @@ class Runtime:
 
     def note(self, kind: str, path: str) -> None:
         """Print which path a call takes, at ONNX2JAX_DEBUG=2."""
-        if self._debug >= 2:
+        if debug.level() >= 2:
             debug.emit(f"{kind} of {self.spec.graph.name!r}: {path}")
 
     def share_params(self, other: Runtime) -> None:

@@ -173,9 +173,14 @@ def test_debug_levels_print_nodes_and_paths(
     monkeypatch.setenv("ONNX2JAX_DEBUG", "2")
     m = onnx2jax.convert(mlp())
     m(X), m(X)
+    monkeypatch.delenv("ONNX2JAX_DEBUG")
+    m(X)
     printed = capsys.readouterr().err
     assert "onnx2jax: trace node" in printed
     assert [line.rsplit(": ", 1)[1] for line in printed.splitlines() if "call of" in line] == ["full", "compiled"]
+    monkeypatch.setenv("ONNX2JAX_DEBUG", "2")
+    m(X)
+    assert capsys.readouterr().err == "onnx2jax: call of 'main': compiled\n", "every level is read at each call"
 
 
 def test_signatures_without_jax_trace_context_use_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
