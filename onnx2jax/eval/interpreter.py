@@ -330,9 +330,9 @@ def _several(returned: Any) -> tuple[Any, ...]:
 
 
 def _bytes(value: Any) -> int:
-    """What an array takes in memory; 0 for other values and for symbolic extents."""
+    """What an array takes in memory, without its extents of 0; 0 for other values and for symbolic extents."""
     shape = getattr(value, "shape", ())
-    return math.prod(shape) * value.dtype.itemsize if shape and all(type(d) is int for d in shape) else 0
+    return math.prod(filter(None, shape)) * value.dtype.itemsize if shape and all(type(d) is int for d in shape) else 0
 
 
 def _attributes(node: Node, scope: Scope, context: Context) -> Mapping[str, Any]:

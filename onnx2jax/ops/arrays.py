@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -91,6 +92,8 @@ def check_room(shape: Sequence[Any], dtype: Any, limit: int = MACHINE_MEMORY) ->
     if not all(isinstance(d, int) for d in shape):  # symbolic
         return
     needed = math.prod(shape) * np.dtype(dtype).itemsize
+    if needed == 0 and math.prod(d or 1 for d in shape) * np.dtype(dtype).itemsize > sys.maxsize:
+        raise ValueError(f"no array has the shape {list(shape)}, though it is empty: the other extents are too large")
     if needed > limit:
         raise ValueError(
             f"an array of shape {list(shape)} and type {np.dtype(dtype)} takes {needed:.1e} bytes, and this machine "

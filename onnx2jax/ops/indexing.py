@@ -118,6 +118,7 @@ def _bounds(n, start, end, step):
     if type(n) is type(start) is type(end) is int or is_known([n, start, end]):
         last = n if step > 0 else n - 1
         start, end = (min(d + n if d < 0 else d, last) for d in (start, end))
+        step = max(min(step, max(n, 1)), -max(n, 1))  # a longer step selects as much, and may not fit XLA's int64
         return max(start, min(last, 0)), end if end >= 0 else (0 if step > 0 else -n - 1), step
     # With symbolic extents jax.numpy clamps; the INT_MAX sentinels of an open end become None.
     sign = 1 if step > 0 else -1

@@ -226,7 +226,7 @@ def qlinear_matmul(a, a_scale, a_zero_point, b, b_scale, b_zero_point, y_scale, 
     """The product of two quantized tensors, requantized."""
     f32 = np.float32
     scale = quotient(column(a_scale.astype(f32)) * row(b_scale.astype(f32)), row(y_scale.astype(f32)))
-    if is_integer(np.dtype(a.dtype)):
+    if is_integer(np.dtype(a.dtype)) and is_integer(np.dtype(b.dtype)):
         y = integer_product(a, b, a_zero_point, b_zero_point)
     else:
         x, w = a.astype(f32) - column(a_zero_point.astype(f32)), b.astype(f32) - row(b_zero_point.astype(f32))

@@ -77,7 +77,7 @@ def _neighbours(mode, x, n, scale, a, exclude_outside, antialias):
     weights: the product of weight 0 and an infinite pixel would be NaN. Plain cubic interpolation multiplies the pixel
     at an edge once for each neighbour beyond it, as other implementations do.
     """
-    stretch = max(1.0, 1.0 / float(scale)) if antialias else 1.0
+    stretch = max(1.0, 1.0 / float(scale)) if antialias and scale else 1.0
     support, before = 1 if mode == "linear" else 2, np.zeros(x.shape, bool)
     if mode == "linear" and not antialias:
         before, x = x < 0, np.clip(x, 0, n - 1)

@@ -268,9 +268,11 @@ def pad_1(data, *, paddings, mode: Mode = "constant", value=0.0):
 
 @op("CenterCropPad")
 def center_crop_pad(input_data, shape: Static, *, axes=None):
-    axes = tuple(range(input_data.ndim)) if axes is None else axes_of(axes, input_data.ndim)
+    axes, shape = tuple(range(input_data.ndim)) if axes is None else axes_of(axes, input_data.ndim), dims(shape)
+    if len(shape) != len(axes) or any(isinstance(n, int) and n < 0 for n in shape):
+        raise ValueError(f"shape {shape} must have a non-negative extent for each of the axes {axes}")
     low, high = ([0] * input_data.ndim for _ in range(2))
-    for axis, target in zip(axes, dims(shape), strict=True):
+    for axis, target in zip(axes, shape, strict=True):
         missing = target - input_data.shape[axis]
         low[axis] = missing // 2 if missing >= 0 else -(-missing // 2)  # an odd element is added or removed at the end
         high[axis] = missing - low[axis]
@@ -295,7 +297,8 @@ def constant(**values):
 @op("ConstantOfShape")
 def constant_of_shape(input: Static, *, value=None):
     value = np.zeros((), np.float32) if value is None else np.reshape(value, ())
-    return xp.broadcast_to(value, dims(input))
+    check_room(shape := dims(input), value.dtype)
+    return xp.broadcast_to(value, shape)
 
 
 @op("EyeLike")

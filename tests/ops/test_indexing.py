@@ -40,6 +40,8 @@ SLICES = [
     (4, 2, 1, []),
     (7, 9, 1, []),
     (1, 4, 100, [1]),
+    (1, 4, MAX, [1]),
+    (3, MIN, MIN, [3]),  # the magnitude of the step exceeds int64
 ]
 
 

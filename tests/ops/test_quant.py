@@ -233,3 +233,6 @@ def test_float8_product():
     one, zero = np.array(1, F32), np.zeros((), ml_dtypes.float8_e4m3fn)
     y = run_op("QLinearMatMul", a, one, zero, a.T, one, zero, np.array(0.5, F32), zero, opset=21)
     assert y.dtype == a.dtype and float(y[0, 0]) == 10
+    for mixed in (np.array([[1, 2]], np.int8), np.array([[1, 2]], np.uint8)):  # A and B have types of their own
+        y = run_op("QLinearMatMul", mixed, one, mixed[0, :1] * 0, a.T, one, zero, np.array(0.5, F32), zero, opset=21)
+        assert float(y[0, 0]) == 10

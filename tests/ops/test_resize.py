@@ -155,6 +155,12 @@ def test_antialiasing_averages_all_source_pixels(exclude_outside, expected):
     np.testing.assert_allclose(got, [expected, 3 - expected], rtol=1e-5)
 
 
+@pytest.mark.parametrize("antialias", [0, 1])
+def test_an_extent_may_become_zero(antialias):
+    x, sizes = np.ones((2, 3), np.float32), np.array([0, 3])
+    assert run_op("Resize", x, None, None, sizes, mode="linear", antialias=antialias).shape == (0, 3)
+
+
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
 def test_gradients_scatter_to_the_pixels_read(mode):
     grad = jax.grad(lambda x: run_op("Resize", x, None, row(2.5), mode=mode).sum())(jnp.asarray(LINE))

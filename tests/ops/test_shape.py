@@ -158,6 +158,27 @@ def test_data_movement_supports_every_type(dtype):
     assert both("CenterCropPad", x, ints(1, 5)).tolist() == [[0, *x[0].tolist(), 0]]
 
 
+def test_center_crop_pad_needs_an_extent_for_each_axis():
+    for shape in (ints(), ints(2), ints(2, 3, 4), ints(2, -1)):
+        with pytest.raises(ValueError, match="non-negative extent for each of the axes"):
+            run_op("CenterCropPad", floats(2, 3), shape)
+
+
+def test_extents_beside_zero_that_no_array_has():
+    """NumPy counts the other extents of an empty array."""
+    x, n = np.zeros((0, 1), np.float32), 2**62
+    shape = ints(0, n)
+    calls = {
+        "Reshape": (x, shape), "Expand": (x, shape), "ConstantOfShape": (shape,), "Tile": (x, ints(1, n)),
+        "Pad": (x, ints(0, 0, 0, n)),
+    }  # fmt: skip
+    for name, inputs in calls.items():
+        attributes = {"allowzero": 1} if name == "Reshape" else {}
+        for data in (x, jnp.asarray(x)):
+            with pytest.raises(ValueError, match="no array has the shape|array is too big"):  # ours, and NumPy's
+                run_op(name, *(data if v is x else v for v in inputs), **attributes)
+
+
 @pytest.mark.parametrize("shape", [(), (2, 3)])
 def test_flatten_and_its_range(shape):
     x = floats(*shape)

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from ..activation import softmax
-from ..arrays import axis_of, check_shape, dims, xp
+from ..arrays import axis_of, check_room, check_shape, dims, xp
 from ..cast import is_float
 from ..conv import conv_transpose
 from ..indexing import gather
@@ -134,6 +134,7 @@ def crop_and_resize(
     check_shape("batch_indices", batch_indices, rois.shape[0])
     if min(sizes := dims(crop_size)) < 1 or len(sizes) != 2:
         raise ValueError(f"crop_size ({sizes}) must be a positive height and width")
+    check_room((rois.shape[0], X.shape[1], *sizes), X.dtype)
     X = jnp.asarray(X)
 
     def coordinates(first, last, count, extent):
