@@ -270,7 +270,8 @@ def _type(edge: Edge, rng: random.Random) -> Edge:
 
 def _cast(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Through float32 between the short types, which NumPy does not convert to each other."""
-    return (x.astype(np.float32) if "V" in (x.dtype.kind, dtype.kind) and x.dtype.kind != "c" else x).astype(dtype)
+    wide = x.astype(np.float32) if "V" in (x.dtype.kind, dtype.kind) and x.dtype.kind != "c" else x
+    return np.asarray(wide.astype(dtype))  # NumPy makes a scalar of the absolute value of an array of rank 0
 
 
 def _unsigned(dtype: np.dtype) -> bool:
