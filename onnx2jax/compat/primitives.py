@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from jax.extend.core import Primitive
@@ -10,21 +11,24 @@ from jax.interpreters.batching import primitive_batchers
 from jax.interpreters.mlir import lower_fun, register_lowering
 
 forward_only = Primitive("forward_only")
-"""The identity, whose transpose raises its parameter ``error``."""
+"""The identity, whose transpose raises what its parameter ``error`` makes.
+
+A new error each time: caches keep the parameter, and an error that was raised keeps its traceback, frames and tracers.
+"""
 scaled = Primitive("scaled")
 """w * by."""
 
 
-def _refuse(_cotangent: Any, _x: Any, *, error: Exception) -> Any:
-    raise error
+def _refuse(_cotangent: Any, _x: Any, *, error: Callable[[], Exception]) -> Any:
+    raise error()
 
 
-def _jvp(primals: Any, tangents: Any, *, error: Exception) -> Any:
+def _jvp(primals: Any, tangents: Any, *, error: Callable[[], Exception]) -> Any:
     (x,), (t,) = primals, tangents
     return forward_only.bind(x, error=error), t if isinstance(t, Zero) else forward_only.bind(t, error=error)
 
 
-def _batch(xs: Any, axes: Any, *, error: Exception) -> Any:
+def _batch(xs: Any, axes: Any, *, error: Callable[[], Exception]) -> Any:
     (x,) = xs
     return forward_only.bind(x, error=error), axes[0]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -127,8 +127,8 @@ def has_primitives() -> bool:
     return _rules("primitives") is not None
 
 
-def forward_only(x: Any, error: Exception) -> Any:
-    """x; its reverse-mode derivative raises the error, or JAX's own where JAX lets packages define no primitives."""
+def forward_only(x: Any, error: Callable[[], Exception]) -> Any:
+    """x; its reverse-mode derivative raises a new error, or JAX's own where JAX lets packages define no primitives."""
     own = _rules("primitives")
     return own.forward_only.bind(x, error=error) if own else x
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any, Final
@@ -176,7 +177,7 @@ def warn(node: Node, warned: set[str], text: str) -> None:
 
 def forward_only(node: Node, values: Any, why: str) -> Any:
     """The values; reverse-mode differentiation raises an error that says why."""
-    error = KnownValueError(f"{node}: {why}", tuple(filter(None, node.inputs)), node)
+    error = partial(KnownValueError, f"{node}: {why}", tuple(filter(None, node.inputs)), node)
     return jax.tree.map(lambda v: compat.forward_only(v, error) if is_traced(v) else v, values)
 
 

@@ -31,6 +31,12 @@ CACHE: Final = text_model(
       m = ReduceMean<keepdims = 0>(present_key, one)  y = Add(m, x) }""",
     one=[1],
 )
+LOOP: Final = text_model(
+    """g (float[n, 4] x, int64 trips) => (float[n, 4] y) { y = Loop(trips, going, x) <body = b
+    (int64 i, bool c, float[n, 4] s) => (bool still, float[n, 4] t) { still = Identity(c)  t = Mul(s, half) }> }""",
+    going=True,
+    half=F(0.5),
+)
 BUCKETS: Final = {"bucket": {"n": [4, 8]}}
 TEXTS: Final = text_model(
     "g (string[n] s, float[n, 4] x) => (string[n] t, float[n, 4] y) { t = StringConcat(s, s)  y = Mul(x, W) }", W=F([3])
@@ -46,11 +52,12 @@ KINDS: Final[dict[str, tuple[Any, dict[str, Any], Callable[[int], dict[str, Any]
     "buckets without optimisation": (DENSE, {**BUCKETS, "optimize": False}, lambda _: {}),
     "strings": (TEXTS, {}, lambda n: {"s": np.array(["a"] * n, object)}),
     "specialised": (CASES["reshaped"].proto, {}, lambda _: {"shape": np.array([-1, 2])}),
+    "traced trips": (LOOP, {}, lambda n: {"trips": np.array(n + 1, np.int64)}),
     "microbatches": (DENSE, {"stages": 2, "microbatches": 2}, lambda _: {}),
 }
-CANARY = ("one program", "partitioned", "buckets", "specialised")
+CANARY = ("one program", "partitioned", "buckets", "specialised", "traced trips")
 """The kinds, and the traces below, of the main tier: the others differ from one of them in little."""
-FEW = ("jit", "jit of a constant", "vmap", "grad", "export")
+FEW = ("jit", "jit of a constant", "vmap", "grad", "jvp", "export")
 
 
 @pytest.fixture
