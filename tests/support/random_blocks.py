@@ -552,8 +552,8 @@ def as_sequence(net: Network, x: str) -> str:
 
 MAGIC = (1.5 * 2.0**23, -1.5 * 2.0**23, 2.0**23, 3.0e7)
 """Constants that round to integers where they are added and subtracted."""
-FAR = (1e30, 1e-30, 1e35, 1e-35)
-"""Constants whose products with values are normal numbers, and those with each other are not."""
+FAR = (1e25, 1e-25, 1e30, 1e-30)
+"""Constants whose products with values above 1e-7 are normal numbers, and those with each other are not."""
 
 
 def _chain(net: Network, x: str, *steps: tuple[str, float]) -> str:
