@@ -23,7 +23,7 @@ class Casts:
         dtype: the compute dtype.
         operand: dtype of the operands; None for float32 where one of them is float32, the compute dtype otherwise.
         result: dtype of the results.
-        kept: positions of operands that are never cast.
+        kept: positions of operands that are never rounded: left unchanged, or all float32 where one of them is.
         bounded: positions of operands to which ``bounded`` applies.
         pinned: whether the caller keeps the node in float32; a later decision about casts keeps it, too.
     """
@@ -37,18 +37,21 @@ class Casts:
 
     def call(self, function: Callable[..., Any], *values: Any, **attributes: Any) -> Any:
         """What the operator returns for operands cast, cast to ``result``."""
-        operand = self.operand
-        if operand is None:
-            types = {v.dtype for i, v in enumerate(values) if i not in self.kept and hasattr(v, "dtype")}
-            operand = WIDE if WIDE in types else self.dtype
-        return self.results(function(*(self._operand(i, v, operand) for i, v in enumerate(values)), **attributes))
+        kept, others = (
+            {v.dtype for i, v in enumerate(values) if (i in self.kept) == is_kept and hasattr(v, "dtype")}
+            for is_kept in (True, False)
+        )
+        operand = self.operand or (WIDE if WIDE in others else self.dtype)
+        exact = WIDE if {WIDE, self.dtype} <= kept else None
+        cast = [self._operand(i, v, exact if i in self.kept else operand) for i, v in enumerate(values)]
+        return self.results(function(*cast, **attributes))
 
     def results(self, returned: Any) -> Any:
         """The results of a node, cast to ``result``."""
         return tuple(map(self._result, returned)) if isinstance(returned, tuple) else self._result(returned)
 
-    def _operand(self, position: int, value: Any, dtype: np.dtype) -> Any:
-        if position in self.kept:
+    def _operand(self, position: int, value: Any, dtype: np.dtype | None) -> Any:
+        if dtype is None:
             return value
         if position in self.bounded and getattr(value, "dtype", None) == WIDE:
             value = bounded(value, self.dtype)

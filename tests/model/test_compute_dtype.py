@@ -222,6 +222,23 @@ def test_rows_of_a_table_are_exact_where_a_reader_jumps(what: str) -> None:
     np.testing.assert_array_equal(got, onnx2jax.convert(proto).run(None, {"i": i})[0])
 
 
+def test_constants_of_a_float16_file_are_compared_with_float32() -> None:
+    """What a wide operator returns is not rounded for a comparison; the constant, which is narrow, is widened."""
+    text = """agraph (float16[b,4] x) => (bool[b,4] same, bool[b,4] less, float16[b,4] rest) {
+        h = MatMul(x, w)
+        p = Softmax(h)
+        same = Equal(p, quarter)
+        less = Less(quarter, p)
+        rest = Mod<fmod = 1>(p, quarter)
+    }"""
+    constants = {"w": np.eye(4, dtype=np.float16), "quarter": np.float16(0.25)}
+    model = onnx2jax.convert(text_model(text, **constants), dtype="float16")
+    same, less, rest = model(np.float16([[0, 0, 0, 0], [9, 0, 0, 0]]))
+    assert np.asarray(same).tolist() == [[True] * 4, [False] * 4]
+    assert np.asarray(less).tolist() == [[False] * 4, [True, False, False, False]]
+    assert rest.dtype == np.float16
+
+
 ROTARY = """agraph (int64[s] positions, float[s,8] x) => (float[s,8] y) {
     column = Unsqueeze(positions, one)
     floats = Cast<to = 1>(column)
