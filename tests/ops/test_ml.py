@@ -320,6 +320,14 @@ def test_svm_distances_of_many_rows_are_one_product():
     assert [e.primitive.name for e in equations].count("dot_general") == 2
 
 
+def test_svm_scores_by_gaussian_kernels_are_one_product():
+    """Nothing infinite has to be kept from the pairs of other classes, for which a TPU takes five times as long."""
+    common = {"kernel_type": "RBF", "kernel_params": KERNELS["RBF"], "support_vectors": flat(f32(50, 30))}
+    common |= {"vectors_per_class": (10,) * 5, "classlabels_ints": tuple(range(5)), "coefficients": flat(f32(4, 50))}
+    jaxpr = jax.make_jaxpr(lambda x: ml("SVMClassifier", x, n_outputs=2, **common))(f32(100, 30))
+    assert [e.primitive.name for e in jaxpr.eqns].count("dot_general") == 3  # distances, scores, votes
+
+
 def test_svm_probabilities_stop_when_all_rows_have_converged():
     r = np.triu(rng.uniform(0.1, 0.9, (6, 4, 4)), 1).astype(np.float32)
     pairwise = np.moveaxis(r + np.tril(1 - r.swapaxes(1, 2), -1), 0, -1)

@@ -50,9 +50,8 @@ def _squared_distances(X, vectors, gamma):
         dot = X @ vectors.T
     else:
         dot = lax.dot_general(X, vectors, (((1,), (1,)), ((), ())), precision=lax.Precision.HIGHEST)
-    norms = _squared_norms(X)[:, None]
-    distances = norms - 2 * dot + _squared_norms(vectors)
-    return xp.where(xp.isfinite(norms), distances, norms)  # inf - inf is no distance
+    dot = xp.where(xp.isfinite(dot), dot, 0)  # of rows whose norm is not finite either: inf - inf is no distance
+    return _squared_norms(X)[:, None] - 2 * dot + _squared_norms(vectors)
 
 
 def _squared_norms(rows):
@@ -123,14 +122,20 @@ def _derivative_of_iterated(primals, tangents):
     return jax.jvp(lambda q: repeat(SWEEPS, lambda _, state: _sweep(q, state), _start(q))[0], primals, tangents)
 
 
-def _against_others(kernel, coefficients, counts):
-    """The sum over each class's vectors by their coefficients against every other class [n, N, n - 1].
+def _by_pairs(kernel, coefficients, counts, *, one_product):
+    """The sums [N, P] over the vectors of each pair of classes, by their coefficients against the other of the two.
 
-    One matrix of all pairs would be zero for the vectors of other classes, whose kernel may be infinite.
+    One matrix of all pairs is zero for the vectors of other classes, whose kernel may be infinite.
     """
+    i, j = np.triu_indices(len(counts), 1)
+    if one_product:
+        own = np.repeat(np.arange(len(counts)), counts)[:, None]
+        weights = np.where(own == i, coefficients[:, j - 1], np.where(own == j, coefficients[:, i], np.float32(0)))
+        return kernel @ weights
     ends = np.cumsum(counts).tolist()
     each = (slice(end - count, end) for end, count in zip(ends, counts, strict=True))
-    return xp.stack([kernel[:, own] @ coefficients[own] for own in each])
+    parts = xp.stack([kernel[:, own] @ coefficients[own] for own in each])  # [n, N, n - 1]
+    return (parts[i, :, j - 1] + parts[j, :, i]).T
 
 
 @op("SVMClassifier", domain=DOMAIN, heavy=True, labels="classlabels_ints", limits=LABELS)
@@ -152,10 +157,13 @@ def svm_classifier(
         return labels_of(labels, index), transform(scores, post_transform)
     if len(vectors_per_class) != n:
         raise ValueError(f"vectors_per_class {tuple(vectors_per_class)} must have one entry for each of {n} classes")
-    kernel = _kernel(X, np.array(support_vectors, np.float32).reshape(total, -1), kernel_type, kernel_params)
+    vectors = np.array(support_vectors, np.float32).reshape(total, -1)
+    kernel = _kernel(X, vectors, kernel_type, kernel_params)
+    # Gaussians of finite vectors are at most 1, and NaN for all vectors at once.
+    bounded = kernel_type == "RBF" and (kernel_params or (0,))[0] >= 0 and np.isfinite(vectors).all()
+    scores = _by_pairs(kernel, coefficients.reshape(n - 1, total).T, vectors_per_class, one_product=bounded)
+    scores = scores + np.array(rho, np.float32)
     i, j = np.triu_indices(n, 1)  # all pairs of classes
-    parts = _against_others(kernel, coefficients.reshape(n - 1, total).T, vectors_per_class)
-    scores = (parts[i, :, j - 1] + parts[j, :, i]).T + np.array(rho, np.float32)
     first, second = np.eye(n, dtype=np.float32)[[i, j]]  # the two classes of each pair: one of them gets its vote
     index = argmax((scores > 0).astype(np.float32) @ (first - second) + second.sum(0), 1)
     if prob_a:
