@@ -15,6 +15,7 @@ from .conv_cpu import channels_last, convolve, kernel_first, multiply_adds
 from .conv_numpy import convolve_numpy
 from .finite import finite_or
 from .registry import Static, op, taking
+from .unfolded import unfolded
 from .vision import sample_linear
 from .window import MAX_TAPS, WINDOW, Window, count_blocks, padded, split_pads, window_of
 
@@ -276,7 +277,7 @@ def deform_conv(X, W, offset, B=None, mask=None, *, group=1, offset_group=1, **a
     kernel, (batch, channels, *extents), spatial = W.shape[2:], X.shape, offset.shape[2:]
     window = window_of(extents, kernel, **attributes)
     rank, count = len(kernel), math.prod(kernel)
-    X, W, offset = (jnp.asarray(v, X.dtype) for v in (X, W, offset))
+    X, W, offset = (jnp.asarray(v, X.dtype) for v in (X, W, unfolded(offset)))
     shifts = offset.reshape(batch * offset_group, count, rank, *spatial)
     coordinates = []
     for axis, (n, k, s, (before, _), d) in enumerate(window.along(spatial)):

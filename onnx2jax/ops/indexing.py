@@ -33,6 +33,7 @@ from .arrays import (
 )
 from .elementwise import WITHDRAWN
 from .registry import Relative, Static, deprecated, op
+from .unfolded import unfolded
 
 _BOUNDS = "out-of-range indices raise if known; traced ones read NaN (integers: the extreme of their dtype)"
 _WRITES = "out-of-range indices raise if known; traced ones write nothing"
@@ -148,7 +149,8 @@ def gather(data, indices, *, axis=0):
     if is_known(indices) and isinstance(extent, int):
         if indices.ndim == 0:
             return lax.index_in_dim(data, int(indices), axis, keepdims=False)
-        return jnp.take(data, indices % max(extent, 1), axis, mode="clip")
+        indices = unfolded(indices % max(extent, 1), indices.size * data.size // max(extent, 1))
+        return jnp.take(data, indices, axis, mode="clip")
     return jnp.take(data, in_32_bits(indices, extent), axis, mode="fill")
 
 
@@ -156,7 +158,9 @@ def _take(data, index):
     """``data`` at a tuple of broadcasting index arrays."""
     if is_known([data, *index]):
         return data[(*index, ...)]
-    return jnp.asarray(data).at[tuple(map(in_32_bits, index, data.shape))].get(mode="fill")
+    size = math.prod((*lax.broadcast_shapes(*(i.shape for i in index)), *data.shape[len(index) :]))
+    index = tuple(unfolded(in_32_bits(i, n), size) for i, n in zip(index, data.shape, strict=False))
+    return jnp.asarray(data).at[index].get(mode="fill")
 
 
 def _positions(data, indices, axis):
@@ -233,7 +237,7 @@ def _put(data, index, updates, reduction):
         else:
             NUMPY_REDUCTIONS[reduction].at(result, index, updates)
         return result
-    index = tuple(map(in_32_bits, index, data.shape))
+    index = tuple(unfolded(in_32_bits(i, n), updates.size) for i, n in zip(index, data.shape, strict=False))
     names = {"add": "max", "mul": "min"} if data.dtype == bool else {"mul": "multiply"}  # bool: or, and
     write = "set" if reduction == "none" else names.get(reduction, reduction)
     if write == "multiply" and updates.size and jnp.issubdtype(data.dtype, jnp.inexact):

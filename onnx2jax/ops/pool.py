@@ -16,6 +16,7 @@ from .cast import is_float
 from .indexing import in_32_bits
 from .norm import root
 from .registry import Static, op, taking
+from .unfolded import unfolded
 from .window import MAX_TAPS, WINDOW, count_blocks, taps, window_of
 
 POOL = {name: WINDOW[name] for name in ("auto_pad", "pads", "strides")} | {"kernel_shape": Parameter.empty}
@@ -184,11 +185,8 @@ def max_unpool(X, I, output_shape: Static = None, *, kernel_shape, pads=None, st
     window, x = window_of(X.shape[2:], kernel_shape, strides, pads), jnp.asarray(X)
     image = [(n - 1) * s - sum(p) + k for n, k, s, p, _ in window.along(X.shape[2:])]
     flat = jnp.zeros(math.prod((*x.shape[:2], *image)), x.dtype)
-    y = (
-        flat.at[in_32_bits(jnp.asarray(I).reshape(-1), flat.size)]
-        .set(x.reshape(-1), mode="drop")
-        .reshape(*x.shape[:2], *image)
-    )
+    index = in_32_bits(jnp.asarray(unfolded(I)).reshape(-1), flat.size)
+    y = flat.at[index].set(x.reshape(-1), mode="drop").reshape(*x.shape[:2], *image)
     target = y.shape if output_shape is None else dims(output_shape)
     return lax.pad(y, np.zeros((), x.dtype), [(0, n - m, 0) for n, m in zip(target, y.shape, strict=True)])
 

@@ -18,6 +18,7 @@ from .indexing import gather_elements
 from .norm import root
 from .registry import Static, StaticIfKnown, op
 from .shape import padded, reshaped
+from .unfolded import with_unfolded_cotangent
 
 
 def _folding(numpy_function, lax_function, start):
@@ -123,7 +124,7 @@ def _cumulative(name, start):
             y = getattr(np, name)(np.flip(x, axis) if reverse else x, axis, dtype=x.dtype)
             y = np.flip(y, axis) if reverse else y
         else:
-            y = getattr(lax, name)(x, axis, reverse=bool(reverse))
+            y = with_unfolded_cotangent(getattr(lax, name)(x, axis, reverse=bool(reverse)))
         if exclusive and y.shape[axis]:  # shifted by one, starting with the neutral element
             shift = np.eye(y.ndim, dtype=int)[axis]
             y = padded(y, *((-shift, shift) if reverse else (shift, -shift)), value=np.asarray(start, y.dtype))

@@ -13,6 +13,7 @@ from jax import lax
 from .arrays import axes_of, check_room, dims, is_known, is_string, xp
 from .finite import finite_or
 from .registry import Static, deprecated, op, taking
+from .unfolded import with_unfolded_cotangent
 from .window import MAX_TAPS
 
 F32 = np.float32
@@ -139,7 +140,7 @@ def _gathered_jvp(axis, index, weight, primals, tangents):
     (x,), (dx,) = primals, tangents
     y = _gathered(x, axis, index, weight)
     if index.shape[1] <= FEW_TAPS:
-        return y, _weighted([_unfolded(dx, i, axis) for i in index.T], axis, weight)
+        return y, _weighted([lax.optimization_barrier(jnp.take(dx, i, axis)) for i in index.T], axis, weight)
     return y, _product(dx, axis, index, weight)
 
 
@@ -152,21 +153,6 @@ def _product(x, axis, index, weight):
 
 def _along(weight, rank):
     return weight.reshape(*weight.shape, *(1,) * (rank - weight.ndim))
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
-def _take(x, index, axis):
-    return jnp.take(x, index, axis)
-
-
-@_take.defjvp
-def _take_jvp(index, axis, primals, tangents):
-    return jnp.take(*primals, index, axis), _unfolded(*tangents, index, axis)
-
-
-def _unfolded(x, index, axis):
-    """jnp.take behind a barrier: of constant cotangents XLA folds the transpose, a scatter, for seconds."""
-    return lax.optimization_barrier(jnp.take(x, index, axis))
 
 
 def _sliced(x, axis, index):
@@ -303,7 +289,7 @@ def resize(
             outside = outside | ((x < 0) | (x > n - 1)).reshape(-1, *(1,) * (X.ndim - 1 - axis))
         if mode == "nearest":
             index = np.clip(_NEAREST[nearest_mode](x, scale), 0, n - 1).astype(np.int64)
-            y = np.take(y, index, axis) if is_known(y) else _take(y, index, axis)
+            y = np.take(y, index, axis) if is_known(y) else with_unfolded_cotangent(jnp.take(y, index, axis))
         else:
             y = _interpolate(y, axis, *_neighbours(mode, x, n, scale, cubic_coeff_a, exclude_outside, antialias))
     if y.dtype != dtype and dtype.kind in "iu":

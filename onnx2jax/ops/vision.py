@@ -19,6 +19,7 @@ from .arrays import check_room, check_shape, dims, xp
 from .norm import wide_dtype
 from .registry import Static, op, taking
 from .resize import cubic, hat
+from .unfolded import unfolded
 
 Kernel = Literal["linear", "nearest", "cubic"]
 Kernel16 = Literal["bilinear", "nearest", "bicubic"]
@@ -84,7 +85,7 @@ def _pad_coordinate(coordinate, n, padding_mode, align_corners):
 @op("GridSample", since=20, heavy=True, limits="strings, although in the schema, are unsupported")
 def grid_sample(X, grid, *, align_corners=0, mode: Kernel = "linear", padding_mode: Padding = "zeros"):
     """GridSample: the image sampled at normalised coordinates, innermost axis first."""
-    X, grid = jnp.asarray(X), jnp.asarray(grid)
+    X, grid = jnp.asarray(X), jnp.asarray(unfolded(grid))
     extents = X.shape[2:]
     check_shape("grid", grid, X.shape[0], *["extent"] * len(extents), len(extents))
     grid = grid.astype(wide_dtype(grid))
