@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from ..ir.graph import Graph, Node
 from ..ops.registry import Operator
@@ -16,15 +16,20 @@ def is_heavy(node: Node) -> bool:
     return any(is_heavy(n) for graph in node.bodies for n in graph.nodes)
 
 
-def partitioned(graph: Graph, host: Collection[Node], *, light_on_host: bool = False) -> Graph:
+def partitioned(
+    graph: Graph, host: Collection[Node], *, light_on_host: bool = False, most_fused: int | None = None
+) -> Graph:
     """The graph to evaluate on the host, in which each compiled partition is one node.
 
     Args:
         graph: what to cut.
         host: the nodes that must run on the host.
         light_on_host: keep a graph without heavy nodes on the host altogether. Also done when something must.
+        most_fused: light nodes in a row after which a partition ends; None for no limit.
     """
     groups = _groups(graph, host, light_on_host)
+    if most_fused is not None:
+        groups = [(on_host, piece) for on_host, g in groups for piece in ([g] if on_host else _pieces(g, most_fused))]
     outputs = [v.name for v in graph.outputs]
     later = set(outputs)
     nodes: list[Node] = []
@@ -37,6 +42,16 @@ def partitioned(graph: Graph, host: Collection[Node], *, light_on_host: bool = F
         later.update(name for node in group for name in node.reads)
         nodes.extend(reversed(group))
     return graph.extract(nodes[::-1], outputs)
+
+
+def _pieces(nodes: list[Node], most_fused: int) -> Iterator[list[Node]]:
+    """Nodes in parts, each of which ends after so many light ones in a row."""
+    start = light = 0
+    for end, node in enumerate(nodes, 1):
+        light = 0 if is_heavy(node) else light + 1
+        if light == most_fused or end == len(nodes):
+            yield nodes[start:end]
+            start, light = end, 0
 
 
 def _groups(graph: Graph, host: Collection[Node], light_on_host: bool) -> list[tuple[bool, list[Node]]]:

@@ -21,7 +21,7 @@ from ..eval.values import is_jax, to_device, to_host, unaliased
 from ..ir import analysis
 from ..ir.graph import Graph, Node
 from ..jaxpr.pipeline import HOST_PASS
-from ..limits import MOST_SHAPES, PATIENCE
+from ..limits import MOST_FUSED, MOST_SHAPES, PATIENCE
 from ..ops.arrays import is_traced
 from ..ops.registry import PADDED, resolve
 from ..proto.dtypes import FLOAT6
@@ -174,8 +174,8 @@ class Program:
 
     @property
     def is_one(self) -> bool:
-        """Whether the whole graph is one compiled program."""
-        return len(self.partitioned.nodes) <= 1 and all(map(body_of, self.partitioned.nodes))
+        """Whether the whole graph can be one compiled program; calls of a long one may run several."""
+        return all(map(body_of, self.partitioned.nodes))
 
     @property
     def compilations(self) -> int:
@@ -216,10 +216,11 @@ class Program:
         return rows
 
     def _partition(self) -> None:
-        cut = self.reasons or self.inner
-        self.partitioned = (
-            partitioned(self.graph, self.reasons.keys(), light_on_host=self.inner) if cut else self._whole
-        )
+        if self.reasons or self.inner or len(self.graph.nodes) > MOST_FUSED:
+            options: Any = {"light_on_host": self.inner, "most_fused": MOST_FUSED}
+            self.partitioned = partitioned(self.graph, self.reasons.keys(), **options)
+        else:
+            self.partitioned = self._whole
 
     def _single(self, parts: Graph) -> Graph | None:
         """The compiled graph, if it is the only partition."""

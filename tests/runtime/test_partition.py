@@ -56,6 +56,35 @@ def detector(*, head: bool = False) -> onnx.ModelProto:
     return model(nodes, [value("x", np.float32, [1, 3, "h", "w"])], [value("y", np.float32, None)], constants)
 
 
+def chain(additions: int) -> onnx.ModelProto:
+    """x0 = x, x1 = x @ w, and each further one half the sum of the two before, which XLA fuses into one kernel."""
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["x1"])]
+    for n in range(2, additions + 2):
+        nodes += [helper.make_node("Add", [f"x{n - 2}" if n > 2 else "x", f"x{n - 1}"], [f"s{n}"])]
+        nodes += [helper.make_node("Mul", [f"s{n}", "half"], [f"x{n}"])]
+    constants = {"w": RNG.normal(size=(3, 3)).astype(np.float32), "half": np.float32(0.5)}
+    last = [value(f"x{additions + 1}", np.float32, [2, 3])]
+    return model(nodes, [value("x", np.float32, [2, 3])], last, constants)
+
+
+def test_a_long_run_of_light_nodes_is_several_programs() -> None:
+    """XLA's time and memory grow with the square of a kernel, and beyond 2000 additions it fails."""
+    short, long = onnx2jax.convert(chain(200)), onnx2jax.convert(chain(400))
+    x = RNG.normal(size=(2, 3)).astype(np.float32)
+    assert kinds(short) == ["jit"] and kinds(long) == ["jit", "jit"]
+    assert long.jitted, "a caller may still have it as one program"
+    for m in (short, long):
+        w = np.asarray(m.params["w"])
+        states = [x, x @ w]
+        for _ in range(200 if m is short else 400):
+            states = [states[1], (states[0] + states[1]) / 2]
+        np.testing.assert_allclose(m(x), states[1], rtol=1e-5)
+        np.testing.assert_allclose(m.run(None, {"x": x})[0], states[1], rtol=1e-5)
+    assert long.compilations == 2
+    x_gradient = jax.grad(lambda x: long(x).sum())(x)
+    np.testing.assert_allclose(x_gradient, (np.eye(3) / 3 + w * 2 / 3).sum(1)[None].repeat(2, 0), rtol=1e-4)
+
+
 def test_a_detector_is_compiled_except_for_its_light_tail() -> None:
     proto = detector()
     m = onnx2jax.convert(proto)
