@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 
 import pytest
 
@@ -42,6 +43,16 @@ def test_packages_of_a_layer_do_not_import_each_other() -> None:
     assert LAYER["eval"] == LAYER["jaxpr"]
     assert package_of("runtime.partition") == "runtime"
     assert "ir.graph.Graph" in inner_imports("runtime.partition")
+
+
+def test_modules_do_not_import_each_other_in_circles() -> None:
+    """Not for types either."""
+
+    def target(name: str) -> str:
+        return name if name in modules() else name.rpartition(".")[0]
+
+    imported = {m: {target(name) for name in inner_imports(m)} - {m, ""} for m in modules()}
+    TopologicalSorter(imported).prepare()  # raises CycleError, which names them
 
 
 def test_packages_inside_model_are_layered() -> None:

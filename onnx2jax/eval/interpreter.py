@@ -279,7 +279,8 @@ def _call(node: Node, values: list[Any], scope: Scope, context: Context) -> Any:
     attributes = _attributes(node, scope, context)
     node.target.check_choices(attributes)
     if node.target.static and not all(type(v) is np.ndarray for v in values):
-        values = static_operands(node, node.target, values, scope, context)
+        traces = context.caller_traces
+        values = static_operands(node, node.target, values, scope, context.graphs, caller_traces=traces)
     if (node.target.merges or (node.op_type in REWRITTEN and not node.domain)) and context.graphs:
         values = _apart(node, values, context)
     if node.target.fixtures:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import jax
 import numpy as np
@@ -20,23 +20,34 @@ from ..ops.arrays import TracedIntegers, is_known, is_traced
 from ..ops.registry import Operator, is_built_in
 from .node_errors import needs_known
 
-if TYPE_CHECKING:
-    from .interpreter import Context
-
 MOST_INTEGERS: Final = 8
 """Elements of a traced operand, such as the starts of a Slice, up to which it is expressed by others."""
 _INTEGERS: Final = frozenset({np.dtype(np.int32), np.dtype(np.int64)})
 
 
 def static_operands(
-    node: Node, operator: Operator, values: Sequence[Any], scope: Mapping[str, Any], context: Context
+    node: Node,
+    operator: Operator,
+    values: Sequence[Any],
+    scope: Mapping[str, Any],
+    graphs: Sequence[Graph],
+    *,
+    caller_traces: bool,
 ) -> list[Any]:
     """A node's operands, as NumPy where the operator must know the value before compiling.
+
+    Args:
+        node: the node.
+        operator: that it is bound to.
+        values: of its inputs.
+        scope: values by name.
+        graphs: that of the scope and those around it, the innermost first.
+        caller_traces: whether values that operators would like to know are traced by the caller.
 
     Raises:
         KnownValueError: one of them is traced, and nothing that the operator could use is known of it.
     """
-    arithmetic = _Arithmetic(scope, context.graphs)
+    arithmetic = _Arithmetic(scope, graphs)
     results = []
     for position, (name, value) in enumerate(zip(node.inputs, values, strict=True)):
         parameter = operator.parameter(position)
@@ -44,7 +55,7 @@ def static_operands(
             results.append(value)
         elif not is_traced(value):
             results.append(jax.tree.map(np.asarray, value))
-        elif context.caller_traces and parameter in operator.may_be_traced:
+        elif caller_traces and parameter in operator.may_be_traced:
             results.append(value)
         else:
             terms = arithmetic.terms(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import jax
 import numpy as np
@@ -35,9 +35,6 @@ from .spec import Spec
 UNPROVEN: Final = 4
 """Programs without padding after which a warning says that calls do not verify a bucket."""
 
-if TYPE_CHECKING:
-    from .model import Model
-
 
 class Runtime:
     """Programs, device parameters and the dispatch cache of a Model.
@@ -66,7 +63,7 @@ class Runtime:
         else:
             self.program, self.declared, self.background = shared.program, shared.declared, shared.background
             self.growth, self.compared = shared.growth, shared.compared
-        self.inner_models: dict[tuple[str, ...], Model] = {}
+        self.inner_models: dict[tuple[str, ...], Any] = {}
         self._unpadded: dict[frozenset[str], Program | Pipeline | None] = {}
         """Programs without padding, by padded dimension variables; None once padding is proven harmless."""
         self._positional = tuple(v.name for v in spec.inputs)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,11 +12,7 @@ import numpy as np
 from .. import compat
 from ..jaxpr.passes.any.hoist_params import HoistedValues
 from ..ops.arrays import is_traced
-
-if TYPE_CHECKING:
-    from .dispatch import BoundCall, Callee, Signature
-    from .executable import Executable
-    from .sections import Sections
+from .dispatch import BoundCall, Callee, Signature
 
 
 class DeviceParams(Mapping[str, Any]):
@@ -37,7 +33,7 @@ class DeviceParams(Mapping[str, Any]):
         self.types, self.read = dict(types), read
         self._place, self._placed = place, dict[str, Any]()
         self.bound: dict[Signature | None, BoundCall] = {}
-        self.hoisted: dict[Executable | Sections, list[Any]] = {}
+        self.hoisted: dict[Hashable, list[Any]] = {}
         self.shared = HoistedValues()
         self.callees: dict[Any, Callee] = {}
         self.elsewhere: dict[Any, DeviceParams] = {}
