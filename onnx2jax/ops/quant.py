@@ -280,15 +280,16 @@ def _float_conv(x, w, zero_points, window, group):
     """float32 convolutions over slices of input channels whose sums stay below 2**24, so exact, added in int32."""
     (zx, zw), per_filter = zero_points, (-1,) + (1,) * (w.ndim - 1)
     largest = max_magnitude(x.dtype, zx) * max_magnitude(w.dtype, zw) * math.prod(w.shape[2:])
-    dtype, step = np.dtype(np.float32), (2**24 - 1) // largest if largest else w.shape[1]
+    channels = max(w.shape[1], 1)  # of none, one empty slice
+    dtype, step = np.dtype(np.float32), (2**24 - 1) // largest if largest else channels
     if not step:
-        dtype, step = np.dtype(np.float64), w.shape[1]
+        dtype, step = np.dtype(np.float64), channels
     x, w = (v.astype(dtype) for v in (x, w))
     x = x if zx is None else x - zx.reshape(()).astype(dtype)
     w = w if zw is None else w - zw.reshape(per_filter).astype(dtype)
-    grouped = x.reshape(x.shape[0], group, -1, *x.shape[2:])
-    slices = (slice(start, start + step) for start in range(0, w.shape[1], step))
-    operands = ((grouped[:, :, s].reshape(x.shape[0], -1, *x.shape[2:]), w[:, s]) for s in slices)
+    grouped = x.reshape(x.shape[0], group, x.shape[1] // group, *x.shape[2:])
+    slices = [(grouped[:, :, i : i + step], w[:, i : i + step]) for i in range(0, channels, step)]
+    operands = ((v.reshape(v.shape[0], group * v.shape[2], *v.shape[3:]), filters) for v, filters in slices)
     return sum(conv(*pair, window, group).astype(np.int32) for pair in operands)
 
 

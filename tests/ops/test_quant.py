@@ -228,6 +228,16 @@ def test_qlinear_conv_bias_counts_in_the_scale_of_the_product():
     assert np.asarray(y).ravel().tolist() == [19, 25]
 
 
+@pytest.mark.parametrize(("x_shape", "w_shape"), [((1, 0, 5, 5), (2, 0, 3, 3)), ((0, 2, 5, 5), (2, 2, 3, 3))])
+def test_convolutions_of_no_channels_and_of_no_images(x_shape, w_shape):
+    x, w, one, three = np.ones(x_shape, np.uint8), np.ones(w_shape, np.uint8), np.array(1, F32), np.array(3, np.uint8)
+    y = run_op("ConvInteger", x, w, three)
+    np.testing.assert_array_equal(y, np.zeros((x_shape[0], 2, 3, 3), np.int32), strict=True)
+    y = run_op("QLinearConv", x, one, three, w, one, three, one, three, np.array([5, 6], np.int32))
+    right = np.zeros_like(y) + np.array([8, 9], np.uint8)[:, None, None]
+    np.testing.assert_array_equal(y, right, strict=True)
+
+
 def test_float8_product():
     a = jnp.array([[1, 2]], jnp.float8_e4m3fn)
     one, zero = np.array(1, F32), np.zeros((), ml_dtypes.float8_e4m3fn)
