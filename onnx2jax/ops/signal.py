@@ -46,6 +46,9 @@ def dft(input, dft_length: Static = None, axis: Static = None, *, inverse=0, one
     if onesided and real == bool(inverse):
         need = "a complex input, last dimension 2" if inverse else "a real input, last dimension 1"
         raise ValueError(f"onesided=1 with inverse={inverse} needs {need} ({input.shape[-1]}); or set onesided=0")
+    samples = signal.shape[axis] if length is None else length
+    if samples == 0 or (onesided and inverse and length is None and samples == 1):
+        raise ValueError(f"a transform along axis {axis} of {input.shape}, dft_length={length}, has no samples")
     if onesided and inverse:
         return xp.fft.irfft(signal, length, axis)[..., None]
     whole = xp.fft.ifft if inverse else _mirrored if real else xp.fft.fft

@@ -179,7 +179,7 @@ def roi_align(
 
     def by_samples(region, combine, initial):
         """A loop over the samples of each bin, which combines products, weights, and cells of what each one reads."""
-        flat = lax.stop_gradient(jnp.take(X, region[3], axis=0)).reshape(channels, -1)
+        flat = lax.stop_gradient(jnp.take(X, region[3], axis=0)).reshape(channels, math.prod(extents))
 
         def visit(i, j, state):
             (top, rows), (left, columns) = visited(region, 0, i), visited(region, 1, j)
@@ -210,8 +210,8 @@ def roi_align(
         least = jnp.where(rows[:, None] & columns, -jnp.inf, zeros)  # samples outside are zeros
         best, weight, cell = by_samples(region, choose, [least, zeros, zeros.astype(jnp.int32)])
         best = jnp.where((region[2] > 0).all(), best, 0)
-        image = jnp.take(X, region[3], axis=0).reshape(channels, -1)
-        y = jnp.take_along_axis(image, cell.reshape(channels, -1), axis=1).reshape(zeros.shape)
+        image = jnp.take(X, region[3], axis=0).reshape(channels, math.prod(extents))
+        y = jnp.take_along_axis(image, cell.reshape(channels, math.prod(bins)), axis=1).reshape(zeros.shape)
         return jnp.where(jnp.isfinite(best) & jnp.isfinite(y), y * weight, best)
 
     def over_regions(function):

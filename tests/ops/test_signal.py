@@ -66,6 +66,16 @@ def test_dft_rejects_invalid_operands(parts, attributes, message):
         run_op("DFT", np.zeros((2, 4, parts), np.float32), **attributes)
 
 
+@pytest.mark.parametrize("inverse", [0, 1])
+def test_dft_needs_a_sample(inverse):
+    one, none = (np.zeros((2, n, 1 + inverse), np.float32) for n in (1, 0))
+    cases = [(none, None), (one, np.array(0)), *([(one, None)] if inverse else [])]  # of one bin, 2 * (1 - 1) samples
+    for x, length in cases:
+        for onesided in (0, 1) if x is none else (1,):
+            with pytest.raises(ValueError, match="has no samples"):
+                run_op("DFT", x, length, inverse=inverse, onesided=onesided)
+
+
 @pytest.mark.parametrize("half", ["float16", "bfloat16"])
 def test_half_precision_transforms_in_float32(half):
     x = jnp.arange(8.0, dtype=half).reshape(1, 8, 1)

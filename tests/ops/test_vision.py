@@ -75,6 +75,12 @@ def test_adaptive_sampling_of_traced_regions(mode, opset):
     np.testing.assert_allclose(traced, run_op("RoiAlign", IMAGE, ROIS, WHICH, **attributes), rtol=1e-5)
 
 
+def test_regions_of_no_channels() -> None:
+    for mode in ("avg", "max"):
+        y = run_op("RoiAlign", IMAGE[:, :0], ROIS, WHICH, mode=mode, output_height=2)
+        assert y.shape == (len(ROIS), 0, 2, 1)
+
+
 @pytest.mark.parametrize("mode", ["avg", "max"])
 def test_the_derivative_of_adaptive_sampling(mode):
     """A constant image pools to itself, so that the derivative of every output adds up to one (for the average)."""

@@ -126,7 +126,8 @@ def of_case(case: official.Case) -> Edge:
     for end in (*proto.graph.input, *proto.graph.output):
         if end.type.HasField("tensor_type"):
             end.type.tensor_type.ClearField("shape")
-    return Edge(case.name, proto, dict(zip([v.name for v in proto.graph.input], inputs, strict=True)))
+    feeds = [np.asarray(x) if isinstance(x, np.generic) else x for x in inputs]
+    return Edge(case.name, proto, dict(zip([v.name for v in proto.graph.input], feeds, strict=True)))
 
 
 def _declared(edge: Edge) -> Edge:
