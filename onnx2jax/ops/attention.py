@@ -14,7 +14,7 @@ from ..proto.dtypes import to_dtype
 from .activation import softmax
 from .arrays import accumulator, check_shape, check_shapes, xp
 from .finite import finite_or
-from .indexing import gather
+from .indexing import BOUNDS, gather
 from .linalg import rows_of_group
 from .registry import op
 from .row_blocks import block_size, over_blocks
@@ -307,7 +307,7 @@ def linear_attention(
     return (read * scale).astype(query.dtype), state.astype(past_state.dtype)
 
 
-@op("RotaryEmbedding", since=23)
+@op("RotaryEmbedding", since=23, limits=BOUNDS)
 def rotary_embedding(
     X, cos_cache, sin_cache, position_ids=None, *, interleaved=0, num_heads=None, rotary_embedding_dim=0
 ):

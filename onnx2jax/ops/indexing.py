@@ -35,8 +35,9 @@ from .elementwise import WITHDRAWN
 from .registry import Relative, Static, deprecated, op
 from .unfolded import unfolded
 
-_BOUNDS = "out-of-range indices raise if known; traced ones read NaN (integers: the extreme of their dtype)"
+BOUNDS = "out-of-range indices raise if known; traced ones read NaN (integers: the extreme of their dtype)"
 _WRITES = "out-of-range indices raise if known; traced ones write nothing"
+_LENGTHS = "lengths beyond the extent raise if known; traced ones read NaN; negative ones raise, or reverse nothing"
 
 INT32_MAX = 2**31 - 1
 
@@ -139,7 +140,7 @@ def _lax_slice(data, bounds):
     return lax.rev(result, reverse) if reverse else result
 
 
-@op("Gather", limits=_BOUNDS)
+@op("Gather", limits=BOUNDS)
 def gather(data, indices, *, axis=0):
     axis = axis_of(axis, data.ndim)
     extent = data.shape[axis]
@@ -201,7 +202,7 @@ def _ordered_back(x, order):
     return xp.transpose(x, np.argsort(order).tolist())
 
 
-@op("GatherElements", limits=_BOUNDS)
+@op("GatherElements", limits=BOUNDS)
 def gather_elements(data, indices, *, axis=0):
     index, order = _rows(data, indices, axis)
     return _ordered_back(_take(xp.transpose(data, order), index), order)
@@ -218,7 +219,7 @@ def _tuples(data, indices, batch_dims=0):
     return [*_mesh(indices.shape[:-1])[:batch_dims], *(indices[..., i] for i in range(depth))]
 
 
-@op("GatherND", limits=_BOUNDS)
+@op("GatherND", limits=BOUNDS)
 def gather_nd(data, indices, *, batch_dims=0):
     return _take(data, _tuples(data, indices, batch_dims))
 
@@ -326,7 +327,7 @@ def scatter_nd(data, indices, updates, *, reduction: Reduction = "none"):
     return _put(data, index, updates, reduction)
 
 
-@op("TensorScatter", since=24)
+@op("TensorScatter", since=24, limits=_WRITES)
 def tensor_scatter(past_cache, update, write_indices=None, *, axis=-2, mode: Literal["linear", "circular"] = "linear"):
     """The cache with ``update`` written along ``axis``, each batch entry from its own write index on."""
     axis = axis_of(axis, past_cache.ndim)
@@ -371,7 +372,7 @@ def one_hot(indices, depth: Static, values, *, axis=-1, opset):
     return xp.where(hit, values[1, ...], values[0, ...])  # `...` keeps a string an array
 
 
-@op("ReverseSequence", since=10)
+@op("ReverseSequence", since=10, limits=_LENGTHS)
 def reverse_sequence(input, sequence_lens, *, batch_axis=1, time_axis=0):
     if {batch_axis, time_axis} != {0, 1} or input.ndim < 2:
         raise ValueError(f"batch_axis ({batch_axis}) and time_axis ({time_axis}) must be 0 and 1, or 1 and 0")

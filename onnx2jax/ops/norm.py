@@ -151,6 +151,7 @@ def root(x, p=2):
 @op("LpNormalization", unsharded=True, half="float32")
 def lp_normalization(input, *, axis=-1, p: Literal[1, 2] = 2):
     """x / ||x||, and zero where the norm is zero."""
+    axis = axis_of(axis, input.ndim)
     norm = abs(input).sum(axis, keepdims=True) if p == 1 else root((input * input).sum(axis, keepdims=True))
     return input / xp.where(norm == 0, 1, norm)
 

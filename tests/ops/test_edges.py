@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from onnx2jax.errors import KnownValueError
 from tests.ops.test_microsoft_types import CASES_AND_ROWS
 from tests.support import edges, lanes, official
 from tests.support.edges import Edge
@@ -54,6 +55,20 @@ def test_lanes_agree(domain: str, step: int) -> None:
     able = _able(newest()[domain][::step], random.Random(51))
     assert len(able) > 4
     assert not lanes.problems(lanes.together(able))
+
+
+def test_axes_of_scalars() -> None:
+    """NumPy takes a scalar to have an axis 0, JAX does not: known and traced operands have to be refused alike."""
+    differ = []
+    for edge in (e for some in newest().values() for e in some):
+        first = edge.node.input[0] if edge.node.input else ""
+        if all(a.name != "axis" for a in edge.node.attribute) or not np.ndim(edge.feeds.get(first)):
+            continue
+        scalar = edges.with_scalars(edge, [first])
+        traced, known = lanes.refusals(scalar)
+        if (traced is None) != (known is None) and not isinstance(traced, KnownValueError):
+            differ.append(f"{scalar.name}: {traced} | {known}")
+    assert not differ
 
 
 SEED = int(os.environ.get("EDGES_SEED", "0"))

@@ -216,7 +216,7 @@ def test_past_sequence_length_bounds_the_buffer() -> None:
 
 
 def test_traced_past_sequence_length() -> None:
-    """One program for all lengths; NaN where the known length would be refused: a full buffer, a mask that ends early.
+    """One program for all lengths; NaN where the known length would be refused: a full buffer, less than nothing, a mask that ends early.
 
     A mask as long as the buffer holds for all lengths.
     """
@@ -229,9 +229,10 @@ def test_traced_past_sequence_length() -> None:
     for length in (0, USED, ROOM - 1):
         for result, want in zip(compiled(I32([length])), call(I32([length])), strict=True):
             np.testing.assert_allclose(result, want, rtol=1e-5, atol=1e-6)
-    assert np.isnan(compiled(I32([ROOM]))[0]).all()
-    with pytest.raises(ValueError, match="past of 6 tokens and 1 new ones exceed the buffer of 6"):
-        call(I32([ROOM]))
+    for outside in (ROOM, -1):
+        assert np.isnan(compiled(I32([outside]))[0]).all()
+        with pytest.raises(ValueError, match=f"past of {outside} tokens and 1 new ones exceed the buffer of 6"):
+            call(I32([outside]))
     assert np.isnan(compiled(LENGTH, MASK[:, :3])[0]).all()
     whole = np.pad(MASK, ((0, 0), (0, ROOM - USED - 1)))
     np.testing.assert_allclose(compiled(LENGTH, whole)[0], call(LENGTH, MASK)[0], rtol=1e-5, atol=1e-6)

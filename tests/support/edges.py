@@ -73,7 +73,9 @@ class Edge:
         schema = _schema(self.node.domain, self.node.op_type, self.opset)
         assert schema is not None
         allowed = next((c.allowed_type_strs for c in schema.type_constraints if c.type_param_str == parameter), [])
-        return [DTYPES[t] for t in sorted(allowed) if t in DTYPES and DTYPES[t] != object]
+        # stash_type computes float64 in float32, whose roundings differ between the lanes.
+        spared = {"tensor(double)"} if "stash_type" in schema.attributes else set()
+        return [DTYPES[t] for t in sorted({*allowed} - spared) if t in DTYPES and DTYPES[t] != object]
 
 
 @functools.cache
@@ -247,9 +249,13 @@ def _scalar(edge: Edge, rng: random.Random) -> Edge:
     names = [n for n in _arrays(edge) if edge.feeds[n].ndim]
     if not names:
         return _values(edge, rng)
-    chosen = names if rng.random() < 0.5 else [rng.choice(names)]
-    feeds = {n: np.array(edge.feeds[n].reshape(-1)[0], edge.feeds[n].dtype) for n in chosen}
-    return _with(edge, f"rank 0 of {', '.join(chosen)}", feeds)
+    return with_scalars(edge, names if rng.random() < 0.5 else [rng.choice(names)])
+
+
+def with_scalars(edge: Edge, names: Sequence[str]) -> Edge:
+    """The edge with the first element of some operands in their place."""
+    feeds = {n: np.array(edge.feeds[n].reshape(-1)[0], edge.feeds[n].dtype) for n in names}
+    return _with(edge, f"rank 0 of {', '.join(names)}", feeds)
 
 
 def _type(edge: Edge, rng: random.Random) -> Edge:

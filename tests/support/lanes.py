@@ -15,6 +15,7 @@ import onnx2jax
 from onnx2jax import compat
 from onnx2jax.errors import KnownValueError, OnnxError
 from onnx2jax.eval.values import to_host
+from onnx2jax.ops import registry
 from tests.support import emitters
 from tests.support.drawing import is_float
 from tests.support.edges import Edge
@@ -22,8 +23,6 @@ from tests.support.edges import Edge
 TOLERANCE = {"float32": 2e-4, "complex64": 2e-4, "float64": 1e-9, "complex128": 1e-9, "float16": 4e-3}
 """Relative to each value, and a hundredth of it to the largest finite one, by which sums are rounded; else 4e-2."""
 MOST_TRIPS = 1000
-RAISES = re.compile(r" are outside |if known|must |exceed")
-"""What an operator says of values that it knows; of traced ones, it gives NaN."""
 
 
 def constants(edge: Edge, names: set[str] | None = None) -> tuple[onnx.ModelProto, dict[str, Any]]:
@@ -108,18 +107,27 @@ def together(able: Sequence[Edge]) -> dict[str, Any]:
 
 def answers_alone(edge: Edge) -> bool:
     """Whether a model answers known operands and, with sizes known, traced ones as one program."""
+    return refusals(edge) == (None, None)
+
+
+def refusals(edge: Edge) -> tuple[OnnxError | None, OnnxError | None]:
+    """The errors of traced operands, but for known sizes, as one program, and of known ones; None for an answer."""
     proto, feeds = constants(edge, edge.sizes)
+    traced = known = None
     try:
         model = onnx2jax.convert(proto, max_trips=MOST_TRIPS)
         if not _takes_jit(model, edge):
-            return False
+            raise KnownValueError("no caller may jit the model")
         with compat.enable_x64():
             jax.eval_shape(model.apply, model.params, feeds)
+    except OnnxError as error:
+        traced = error
+    try:
         with emitters.newer():
             _constant(edge)
-    except OnnxError:
-        return False
-    return True
+    except OnnxError as error:
+        known = error
+    return traced, known
 
 
 def differences(ours: Sequence[Any], theirs: Sequence[Any]) -> Iterator[str]:
@@ -150,11 +158,18 @@ def _same(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         return np.asarray(np.isclose(a, b, tolerance, tolerance * largest / 100, equal_nan=True))
 
 
+def _raises_if_known(error: OnnxError) -> bool:
+    """Whether docs/operators.md says that the operator of an error raises if it knows what it rejects."""
+    found = re.match(r"node .* \((?:(\S+)\.)?(\w+), opset (\d+)\)", str(error))
+    operator = found and registry.resolve(found[1] or "", found[2], int(found[3]))
+    return operator is not None and "if known" in operator.limits
+
+
 def problems(found: Mapping[str, Any]) -> list[str]:
     """What lanes say otherwise than ``run``.
 
-    A known index out of range raises, a traced one reads NaN; a caller's jit knows no values. Otherwise all answer, or
-    all raise.
+    Some operators raise only if they know what they reject, such as an index; a caller's jit knows no values. Otherwise
+    all answer, or all raise.
     """
     said, run = [], found.get("run")
     for lane, answer in found.items():
@@ -163,11 +178,11 @@ def problems(found: Mapping[str, Any]) -> list[str]:
             continue
         if raises == (True, False):
             excused = KnownValueError if lane == "jit" else ()
-            if not isinstance(answer, excused) and not (lane == "constants" and RAISES.search(str(answer))):
+            if not isinstance(answer, excused) and not (lane == "constants" and _raises_if_known(answer)):
                 said.append(f"{lane} raises where run answers: {answer}")
         elif raises == (False, True):
-            if lane == "constants" and not isinstance(run, KnownValueError):
-                said.append(f"constants answer where run raises: {run}")
+            if not isinstance(run, KnownValueError):
+                said.append(f"{lane} answers where run raises: {run}")
         else:
             said += [f"run and {lane}: {difference}" for difference in differences(run or [], answer)]
     return said

@@ -19,6 +19,7 @@ from .fused import MICROSOFT
 from .quant import matmul_integer_to_float
 
 _MASKS = "masks: [batch], [2 * batch], [3 * batch + 2], [batch, keys], rank 3 and rank 4"
+BUFFER = "a past_sequence_length outside of the buffer raises if known, and otherwise yields NaN"
 _ANGLES = "do_rotary is unsupported, because its angles are undocumented: use GroupQueryAttention"
 
 BIDIRECTIONAL_OPTIONS = {"mask_filter_value": -10000.0, "num_heads": Parameter.empty, "scale": None}
@@ -103,8 +104,8 @@ def split_attention(
     """(output, present keys, present values, scores) of attention over projected operands and the past.
 
     With ``length`` the past is a pair of buffers whose first ``length`` tokens are valid; ``beams`` select the beam of
-    each of these. If ``length`` is traced, the output is NaN where the tokens exceed the buffer, or where mask and bias
-    match neither the buffer nor the tokens.
+    each of these. If ``length`` is traced, the output is NaN where it is negative or the tokens exceed the buffer, or
+    where mask and bias match neither the buffer nor the tokens.
     """
     q, k, v = (heads_of(jnp.asarray(x), num_heads, name) for x, name in ((q, "query"), (k, "key"), (v, "value")))
     (batch, _, queries, _), new, total = q.shape, k.shape[2], None
@@ -133,7 +134,8 @@ def split_attention(
     keep, options = n_outputs > 3, {"scale": scale or None, "biases": biases, "masks": masks, "read": read}
     y, (_, _, scores, _, _) = attend(q, k, v, keep_scores=keep, **options)
     if length is not None and total is None:
-        y = jnp.where((used <= keys) & ((given == keys) | (given == used)), y, np.nan)
+        fits = (offset >= 0) & (used <= keys)
+        y = jnp.where(fits & ((given == keys) | (given == used)), y, np.nan)
     return merged(y), *present, scores[..., :total].astype(q.dtype) if keep else None
 
 
@@ -151,7 +153,7 @@ def check_buffer(past_present_share_buffer, past_sequence_length):
         raise ValueError("past_present_share_buffer=1 and past_sequence_length require each other: give both or none")
 
 
-@op("Attention", domain=MICROSOFT, product=True, limits=f"{_ANGLES}; {_MASKS}")
+@op("Attention", domain=MICROSOFT, product=True, limits=f"{_ANGLES}; {_MASKS}; {BUFFER}")
 @taking(**OPTIONS)
 def attention(
     input, weights, bias=None, mask_index=None, past=None, attention_bias=None, past_sequence_length=None,
@@ -177,7 +179,7 @@ def qattention(
     return self_attention(jnp.split(y, 3, axis=-1), past, mask=mask_index, bias=None, **options)
 
 
-@op("MultiHeadAttention", domain=MICROSOFT, product=True, limits=_MASKS)
+@op("MultiHeadAttention", domain=MICROSOFT, product=True, limits=f"{_MASKS}; {BUFFER}")
 @taking(**OPTIONS)
 def multi_head_attention(
     query, key=None, value=None, bias=None, key_padding_mask=None, attention_bias=None, past_key=None, past_value=None,

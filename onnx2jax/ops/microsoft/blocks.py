@@ -12,7 +12,7 @@ from jax import lax
 
 from ..arrays import accumulator, check_shape, check_shapes, widen
 from ..attention import check_paired
-from ..indexing import gather
+from ..indexing import BOUNDS, gather
 from ..linalg import product
 from ..registry import op
 from .fused import MICROSOFT
@@ -112,7 +112,7 @@ def moe_group_router(
 _FLAT = "flatten_batch with one base position for several sequences is unsupported, because the schema is ambiguous"
 
 
-@op("RMSNormRotary", domain=MICROSOFT, limits=_FLAT)
+@op("RMSNormRotary", domain=MICROSOFT, limits=f"{_FLAT}; {BOUNDS}")
 def rms_norm_rotary(
     X, scale, position_ids, cosine, sine, prefill_numerics=None,
     *, epsilon=1e-6, flatten_batch=0, input_start=0, input_width=0, output_fp16=0, rotary_embedding_dim,

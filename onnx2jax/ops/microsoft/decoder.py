@@ -11,6 +11,7 @@ from ..arrays import check_shapes, is_traced
 from ..registry import MayBeEmpty, Static, StaticIfKnown, op, taking
 from .attention import (
     BIDIRECTIONAL_OPTIONS,
+    BUFFER,
     check_buffer,
     multi_head_attention,
     projected,
@@ -35,7 +36,7 @@ def check_step(query, beam_width, cache_indirection):
         raise ValueError(f"beam_width ({width}) must be the second extent of cache_indirection ({given})")
 
 
-@op("DecoderMaskedMultiHeadAttention", domain=MICROSOFT, product=True, limits=_KEY_LAYOUT)
+@op("DecoderMaskedMultiHeadAttention", domain=MICROSOFT, product=True, limits=f"{_KEY_LAYOUT}; {BUFFER}")
 @taking(**BIDIRECTIONAL_OPTIONS)
 def decoder_masked_multi_head_attention(
     query, key=None, value=None, mask_index=None, attention_bias=None, past_key=None, past_value=None,
@@ -62,7 +63,8 @@ def decoder_masked_multi_head_attention(
 
 @op(
     "DecoderMaskedSelfAttention", domain=MICROSOFT, product=True,
-    limits="do_rotary is unsupported; a shared key buffer has the documented layout, interleaved in groups of 16 bytes",
+    limits="do_rotary is unsupported; a shared key buffer has the documented layout, interleaved in groups of 16 bytes"
+    f"; {BUFFER}",
 )  # fmt: skip
 @taking(**BIDIRECTIONAL_OPTIONS)
 def decoder_masked_self_attention(

@@ -11,7 +11,7 @@ import numpy as np
 from ..activation import gelu, selu, sigmoid, swish
 from ..arrays import accumulator, axis_of, check_shape, widen, xp
 from ..conv import conv_op
-from ..indexing import gather_nd, trilu
+from ..indexing import BOUNDS, gather_nd, trilu
 from ..linalg import gemm_wide, product, times
 from ..norm import root, standardize
 from ..pool import max_pool
@@ -48,7 +48,7 @@ EXPRESSIONS: dict[str, Any] = {
 for _name, _function in EXPRESSIONS.items():
     op(_name, domain=MICROSOFT, half="float32")(_function)
 op("Trilu", domain=MICROSOFT)(lambda X, k=None, *, upper=1: trilu(X, k, upper=upper))
-op("GatherND", domain=MICROSOFT)(lambda data, indices: gather_nd(data, indices))
+op("GatherND", domain=MICROSOFT, limits=BOUNDS)(lambda data, indices: gather_nd(data, indices))
 
 
 @op("ExpandDims", domain=MICROSOFT)

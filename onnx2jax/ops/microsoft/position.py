@@ -10,7 +10,7 @@ from jax import lax
 
 from ..arrays import check_shape, check_shapes, dims, xp
 from ..attention import heads_of, rotary_embedding
-from ..indexing import gather
+from ..indexing import BOUNDS, gather
 from ..registry import Static, op, taking
 from .fused import MICROSOFT
 from .unpadded import restore_padding
@@ -19,7 +19,7 @@ _SCALE = "a scale other than 1 is unsupported: onnxruntime documents it but does
 _ROTARY = {"interleaved": 0, "num_heads": 0, "rotary_embedding_dim": 0}
 
 
-@op("RotaryEmbedding", domain=MICROSOFT, limits=_SCALE)
+@op("RotaryEmbedding", domain=MICROSOFT, limits=f"{_SCALE}; {BOUNDS}")
 @taking(**_ROTARY)
 def ms_rotary_embedding(
     input, position_ids, cos_cache, sin_cache, *, is_packed_batching: Literal[0, 1] = 0,
@@ -37,7 +37,7 @@ def ms_rotary_embedding(
     return rotary_embedding(input, cos_cache, sin_cache, position_ids, **rotary)
 
 
-@op("MRotaryEmbedding", domain=MICROSOFT, limits=_SCALE)
+@op("MRotaryEmbedding", domain=MICROSOFT, limits=f"{_SCALE}; {BOUNDS}")
 @taking(**_ROTARY)
 def mrotary_embedding(
     input, position_ids, cos_cache, sin_cache, *, is_packed_batching: Literal[0, 1] = 0,

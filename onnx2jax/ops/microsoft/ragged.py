@@ -10,7 +10,7 @@ from ..arrays import accumulator, check_shapes, is_known, xp
 from ..attention import Swish
 from ..registry import MayBeEmpty, Static, op
 from .fused import MICROSOFT
-from .streams import ngram_filler, ngram_hashes
+from .streams import SIZES, ngram_filler, ngram_hashes
 
 BOUNDS = "invalid boundaries raise if known, and otherwise yield NaN (hashes: -1)"
 _DYNAMIC = "kernel_delta and previous_mask, implemented by CUDA only, are unsupported"
@@ -122,7 +122,7 @@ def varlen_causal_conv_with_state(
     return tuple(map(ragged.or_nan, outs))
 
 
-@op("VarlenNGramHashMapping", domain=MICROSOFT, limits=BOUNDS)
+@op("VarlenNGramHashMapping", domain=MICROSOFT, limits=f"{BOUNDS}; {SIZES}")
 def varlen_ngram_hash_mapping(
     input_ids, multipliers, vocab_sizes, cumulative_sequence_length, past_ids=None, head_offsets=None,
     eos_token_id=None, segment_ids=None, past_segment_ids=None, capture_count=None,

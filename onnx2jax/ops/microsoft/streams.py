@@ -12,6 +12,8 @@ from ..norm import standardize
 from ..registry import op
 from .fused import MICROSOFT
 
+SIZES = "vocab_sizes below 1 raise if known, and otherwise hash to 0"
+
 
 def rms_normalized(x, scale, epsilon):
     """x divided by the root mean square of its last axis, times an optional scale, in float32."""
@@ -137,7 +139,7 @@ def ngram_hashes(shifted, cuts, filler, multipliers, vocab_sizes, head_offsets, 
     return hashes if head_offsets is None else hashes + head_offsets
 
 
-@op("NGramHashMapping", domain=MICROSOFT)
+@op("NGramHashMapping", domain=MICROSOFT, limits=SIZES)
 def ngram_hash_mapping(
     input_ids, multipliers, vocab_sizes, past_ids=None, head_offsets=None, eos_token_id=None, segment_ids=None,
     *, max_ngram_size, n_head_per_ngram, pad_id, reset_on_eos=0,

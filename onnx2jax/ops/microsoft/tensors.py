@@ -13,7 +13,7 @@ from ..activation import softmax
 from ..arrays import axis_of, check_room, check_shape, dims, xp
 from ..cast import is_float
 from ..conv import conv_transpose
-from ..indexing import gather
+from ..indexing import BOUNDS, gather
 from ..norm import dropout
 from ..registry import Static, op, taking
 from ..vision import Kernel16, Padding, grid_sample_16, sample, sample_linear
@@ -176,7 +176,7 @@ def unfold_tensor(input, *, dim=-1, size, step=1):
 _FREQUENCY = "scale_grad_by_freq is unsupported"
 
 
-@op("TorchEmbedding", domain=MICROSOFT, limits=_FREQUENCY)
+@op("TorchEmbedding", domain=MICROSOFT, limits=f"{_FREQUENCY}; {BOUNDS}")
 def torch_embedding(weight, indices, padding_idx=None, scale_grad_by_freq: Static = None):
     """Rows of an embedding table; the row padding_idx receives no gradient."""
     if scale_grad_by_freq is not None and scale_grad_by_freq.item():

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..arrays import check_shape, check_shapes
-from ..indexing import gather
+from ..indexing import BOUNDS, gather
 from ..registry import MayBeEmpty, Static, op, taking
 from .attention import BIDIRECTIONAL_OPTIONS, projected, split_attention, with_bias
 from .fused import MICROSOFT
@@ -50,7 +50,7 @@ def unpadded_attention(q, k, v, token_offset, cumulative_sequence_length, **opti
     return gather(y.reshape(-1, y.shape[-1]), positions)
 
 
-_RIGHT = "right padding only"
+_RIGHT = f"right padding only; {BOUNDS}"
 
 
 @op("PackedAttention", domain=MICROSOFT, product=True, limits=_RIGHT)

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from ..arrays import argmax, is_string, needs_known, xp
+from ..indexing import BOUNDS
 from ..registry import Static, op, taking
 from ..text import find
 from .scores import DOMAIN, LABELS, Transform, batch, class_labels, labels_of, only, transform, two_scores
@@ -31,7 +32,7 @@ def _check_per_feature(values, X, what):
 # ------------------------------------------------------------------------------------ features and scaling
 
 
-@op("ArrayFeatureExtractor", domain=DOMAIN, limits="strings on the host; traced indices out of range read as in Gather")
+@op("ArrayFeatureExtractor", domain=DOMAIN, limits=f"strings on the host; {BOUNDS}")
 def array_feature_extractor(X, Y):
     """ArrayFeatureExtractor: selected columns of the last axis; a vector is treated as one row."""
     if is_string(X):
