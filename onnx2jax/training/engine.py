@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, wraps
+from functools import cached_property, partial, wraps
 from typing import Any, TypeVar
 
 import jax
@@ -20,6 +20,7 @@ from ..model.calls import arguments
 from ..ops.arrays import is_traced
 from ..proto.mapped import load
 from ..runtime.dispatch import snapshot
+from ..runtime.jitted import Jitted
 from ..runtime.mesh_mode import call_serially, in_auto_axes
 from ..runtime.params import device_of, is_cpu
 from ..sharding.processes import EQUAL, together
@@ -145,8 +146,8 @@ class CompiledStep:
     """Whether a program for a single CPU is optimised (see jaxpr/pipeline.py)."""
     skip: Collection[str] = ()
     """Passes that do not run."""
-    _programs: dict[tuple[bool, bool], Any] = field(default_factory=dict)
-    """The jitted functions, by whether they are optimised for a CPU, and whether a caller traces them."""
+    _programs: dict[bool, Jitted] = field(default_factory=dict)
+    """The jitted functions, by whether they are optimised for a CPU."""
     _partitioned: bool = False
 
     def __call__(self, state: Any, batch: Any, *rest: Any) -> Any:
@@ -186,18 +187,17 @@ class CompiledStep:
 
     def _program(self, args: tuple[Any, ...]) -> Any:
         optimize = self.optimize and self.training._placement is None and _on_one_cpu(args)
-        kind = optimize, is_traced(args)
-        if kind not in self._programs:
-            self._programs[kind] = self._compile(args[0], *kind)
-        return self._programs[kind]
+        if optimize not in self._programs:
+            shardings = self.training.shardings(args[0])
+            self._programs[optimize] = Jitted(partial(self._jit, shardings, optimize))
+        return self._programs[optimize](is_traced(args))
 
-    def _compile(self, state: Any, optimize: bool, foreign: bool) -> Any:
+    def _jit(self, shardings: Any, optimize: bool, foreign: bool) -> Any:
         @wraps(self.compute)
         def compute(*args: Any) -> Any:
             self.training.compilations += not foreign
             return self.compute(*args)
 
-        shardings = self.training.shardings(state)
         return jax.jit(
             in_auto_axes(
                 with_passes(compute, self.skip) if optimize else compute, batch=2, state=0 if self.updates else None

@@ -274,6 +274,19 @@ def test_calls_that_are_refused() -> None:
     same(staged(mixing())[0](X), X - X.mean(0))
 
 
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_gradients_inside_vmap_return_to_their_stage(microbatches: int) -> None:
+    """JAX itself does not see there on which devices a value was."""
+    spread, plain = staged(mlp(), microbatches=microbatches)[0], onnx2jax.convert(mlp())
+    batches = np.stack([X, X + 1])
+
+    def gradients(m: onnx2jax.Model) -> Any:
+        by_input = jax.vmap(jax.grad(lambda x: (m(x) ** 2).sum()))(batches)
+        return by_input, jax.vmap(jax.grad(lambda p, x: (m.apply(p, x) ** 2).sum()), (None, 0))(dict(m.params), batches)
+
+    same(gradients(spread), gradients(plain), atol=1e-4)
+
+
 def test_computation_follows_its_operands() -> None:
     meshes = [jax.sharding.Mesh(np.array(jax.devices()[i : i + 2]), ("data",)) for i in (0, 2)]
     x, y = (jax.device_put(np.arange(4.0, dtype=np.float32), NamedSharding(m, P("data"))) for m in meshes)

@@ -73,6 +73,8 @@ class Pipeline:
             segments.append(Segment(stage, part, settings, placement.parts[stage]))
             later |= {n for node in nodes for n in node.reads}
         self.segments = segments[::-1]
+        self._sources = {v.name: s.placement for s in self.segments for v in s.graph.outputs}
+        """The devices from which a value comes, to which its gradient has to return."""
         self._verified = placement.microbatches == 1 or graph.draws
 
     @property
@@ -122,9 +124,9 @@ class Pipeline:
                 if 0 <= step - i < len(scopes):
                     turn = step - i
                     key = rng if rng is None or len(scopes) == 1 else jax.random.fold_in(rng, turn)
-                    scopes[turn].update(own.run(scopes[turn], key))
+                    scopes[turn].update(own.run(scopes[turn], key, self._sources))
         last = self.placement.parts[-1]
-        each = [[_put(last, v.name, scope[v.name]) for scope in scopes] for v in self.graph.outputs]
+        each = [[_put(last, v.name, scope[v.name], self._sources) for scope in scopes] for v in self.graph.outputs]
         if len(scopes) == 1:
             return tuple(values[0] for values in each)
         axes = batch_axes(self.graph.inputs)[1]
@@ -210,15 +212,15 @@ class _Params:
             own = {n: params[n] for n in segment.keys if n in params}
             self.params = jax.device_put(own, plain(segment.placement.of_params(own)))
 
-    def run(self, scope: Mapping[str, Any], rng: Any) -> dict[str, Any]:
+    def run(self, scope: Mapping[str, Any], rng: Any, sources: Mapping[str, Placement]) -> dict[str, Any]:
         """The outputs of the segment for one microbatch, by name."""
         segment = self.segment
         taken = {n: scope[n] for n in segment.inputs if n in scope}
         # Values computed from shapes alone are NumPy constants, and are compiled in.
         fixed = {n: v for n, v in self.known.inputs.items() if n in segment.inputs}
         fixed |= {n: v.value for n, v in taken.items() if isinstance(v, _ShapeConstant)}
-        values = {n: _put(segment.placement, n, v) for n, v in taken.items() if n not in fixed}
-        key = None if rng is None else _put(segment.placement, "", rng)
+        values = {n: _put(segment.placement, n, v, sources) for n, v in taken.items() if n not in fixed}
+        key = None if rng is None else _put(segment.placement, "", rng, {})
         known = Constants(self.known.params, fixed)
         results = segment.program.outputs(values, self.params, known, key, self.given, x32=self.x32)
         one = segment.program.is_one
@@ -272,17 +274,23 @@ def _sliced(value: Any, axis: int | None, start: int, size: int) -> Any:
     return value[(slice(None),) * axis + (slice(start, start + size),)]
 
 
-def _put(placement: Placement, name: str, value: Any) -> Any:
-    """A value, or a tracer inside ``jax.grad``, put on the devices of a stage."""
+def _put(placement: Placement, name: str, value: Any, sources: Mapping[str, Placement]) -> Any:
+    """A value, or a tracer inside ``jax.grad``, put on the devices of a stage.
+
+    JAX sees where a value is, and returns its gradient there, but not inside ``jax.vmap``: ``sources`` says it.
+    """
     if isinstance(value, _ShapeConstant):
         return value.value
     if isinstance(value, list):
-        return [_put(placement, name, v) for v in value]
+        return [_put(placement, name, v, sources) for v in value]
     if not hasattr(value, "dtype") or value.dtype == object:
         return value
     key = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
-    shardings = {name: placement.replicated} if key else placement.of_inputs({name: value}, False)
-    return jax.device_put({name: value}, plain(shardings))[name]
+
+    def sharding(own: Placement) -> Any:
+        return plain({name: own.replicated} if key else own.of_inputs({name: value}, False))[name]
+
+    return jax.device_put(value, sharding(placement), src=sharding(sources[name]) if name in sources else None)
 
 
 def plain(shardings: Mapping[str, NamedSharding]) -> dict[str, jax.sharding.Sharding]:
