@@ -30,9 +30,9 @@ MOST_SHAPES: Final = 8
 PATIENCE: Final = 64
 """Trips of a loop without heavy nodes that run on the host before the others are compiled: 64 trips of 20 nodes take
 16 ms, half of what compiling takes, and most loops end before."""
-MOST_FUSED: Final = 500
+MOST_FUSED: Final = 800
 """Light nodes in a row in one program: XLA fuses them into one kernel, for which it takes time and memory that grow
-with the square of their number (1000 additions 2.4 s, 500 0.7), and fails beyond 2000."""
+with the square of their number (1000 additions 2.4 s, 500 0.7 s), and fails beyond 2000."""
 LARGEST_CONSTANT: Final = 4096
 """Known arrays with more elements than this are passed from program to program rather than compiled in. Up to 32 768
 compile in the time that an argument takes (13 to 15 ms); a million in 56 ms against 19."""

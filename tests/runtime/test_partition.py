@@ -69,14 +69,14 @@ def chain(additions: int) -> onnx.ModelProto:
 
 def test_a_long_run_of_light_nodes_is_several_programs() -> None:
     """XLA's time and memory grow with the square of a kernel, and beyond 2000 additions it fails."""
-    short, long = onnx2jax.convert(chain(200)), onnx2jax.convert(chain(400))
+    short, long = onnx2jax.convert(chain(300)), onnx2jax.convert(chain(500))
     x = RNG.normal(size=(2, 3)).astype(np.float32)
     assert kinds(short) == ["jit"] and kinds(long) == ["jit", "jit"]
     assert long.jitted, "a caller may still have it as one program"
     for m in (short, long):
         w = np.asarray(m.params["w"])
         states = [x, x @ w]
-        for _ in range(200 if m is short else 400):
+        for _ in range(300 if m is short else 500):
             states = [states[1], (states[0] + states[1]) / 2]
         np.testing.assert_allclose(m(x), states[1], rtol=1e-5)
         np.testing.assert_allclose(m.run(None, {"x": x})[0], states[1], rtol=1e-5)
