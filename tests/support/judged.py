@@ -99,7 +99,9 @@ ROWS: tuple[Row, ...] = (
     Row("Resize Upsample GridSample CropAndResize RoiAlign", large,
         "a neighbour of weight 0 is not read; the references multiply it, or clip an infinity to the largest float. "
         "A coordinate that is NaN or infinite means nothing: onnx.reference raises, onnxruntime reads some pixel"),
-    Row("RoiAlign", outside, "a batch index out of range reads NaN, as in gathers"),
+    Row("RoiAlign Gather GatherElements GatherND ReverseSequence", outside,
+        "a traced index out of range reads NaN, or the least integer; onnxruntime raises, onnx.reference wraps"),
+    Row("QLinearConv", empty, "of no channels onnxruntime's output is uninitialised memory"),
     Row("GridSample", has("float16", "bfloat16"), "onnx.reference rounds coordinates to the type of the grid"),
     Row("DeformConv DFT STFT", special, "a pixel at NaN is outside, so 0; a fast transform multiplies by no zero"),
     Row("Resize GridSample", has("int", "uint"),
