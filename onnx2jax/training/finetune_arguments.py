@@ -142,7 +142,10 @@ def checked_batch(model: Model, decoder: Caches, batch: Mapping[str, Any]) -> di
     arrays = {n: v if isinstance(v, jax.Array | np.ndarray) else np.asarray(v) for n, v in batch.items()}
     for name, value in arrays.items():
         if isinstance(value, np.ndarray) and value.dtype.kind in "OUS":
-            raise InputTypeError(f"entry {name!r} of the batch has dtype {value.dtype}, which JAX does not support")
+            raise InputTypeError(
+                f"entry {name!r} of the batch has dtype {value.dtype}, which JAX does not support: "
+                f"leave it out, or fix the input, convert(..., static={{{name!r}: strings}})"
+            )
     return arrays
 
 

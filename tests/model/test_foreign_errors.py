@@ -14,7 +14,15 @@ import optax
 import pytest
 
 import onnx2jax
-from onnx2jax.errors import CheckpointError, InputError, ModelError, OnnxError, OperatorError
+from onnx2jax.errors import (
+    CheckpointError,
+    InputError,
+    InputTypeError,
+    ModelError,
+    OnnxError,
+    OperatorError,
+    RebatchError,
+)
 from tests.support.models import mlp, text_model
 
 F = np.float32
@@ -141,3 +149,31 @@ def test_saving_a_subgraph_raises_model_error(part: str, tmp_path: Path) -> None
     other = m.cut(outputs=["r"]) if part == "cut" else m.replace({"r": jnp.zeros_like})
     with pytest.raises(ModelError, match=r"save writes the graph of a file.*extract_model\("):
         onnx2jax.save(other, tmp_path / "m.onnx")
+
+
+def test_models_without_inputs_or_outputs_under_transformations() -> None:
+    """They run as any other; what cannot be asked of them is an error of ours."""
+    none = onnx2jax.convert(text_model("g () => (float[2] y) { y = Add(w, w) }", w=F([1, 2])))
+    for trace in (
+        lambda: jax.jit(none)(),
+        lambda: jax.jit(lambda p: none.apply(p))(none.params),
+        lambda: jax.vmap(lambda _: none())(ZEROS)[0],
+        lambda: jax.checkpoint(none)(),
+        lambda: jax.linearize(lambda p: none.apply(p), none.params)[0],
+    ):
+        np.testing.assert_array_equal(trace(), [2, 4])
+    gradient = jax.grad(lambda p: none.apply(p).sum())(none.params)
+    np.testing.assert_array_equal(gradient["w"], [2, 2])
+    nothing = onnx2jax.convert(text_model("g (float[3] x) => () { y = Add(x, W) }", W=ZEROS))
+    for call in (jax.jit(nothing), nothing):
+        assert call(ZEROS) == ()
+    assert jax.vmap(nothing)(ZEROS[None]) == ()
+    with pytest.raises(RebatchError, match="no input has an axis, and so none has a batch: no inputs"):
+        onnx2jax.convert(text_model("g () => (float[2] y) { y = Add(w, w) }", w=F([1, 2])), rebatch=2)
+
+
+def test_strings_in_a_batch_are_refused_with_the_fix() -> None:
+    proto = text_model("g (string[n] s, float[3] x) => (float[3] y) { y = Add(x, W) }", W=ZEROS + 1)
+    tuned = onnx2jax.finetune(onnx2jax.convert(proto), lambda y, _: y.sum(), optax.sgd(0.1))
+    with pytest.raises(InputTypeError, match=r"entry 's' of the batch has dtype object.*static=\{'s': strings\}"):
+        tuned.step(tuned.init(), {"s": np.array(["a"], object), "x": ZEROS})

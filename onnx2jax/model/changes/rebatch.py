@@ -140,6 +140,8 @@ def _input_axes(
             raise RebatchError(f"rebatch names no input; they are {_listed(inputs.values())}")
         return {n: _axis(v, rebatch[n]) for n, v in inputs.items() if n in rebatch}
     ranked = {n: s for n, v in inputs.items() if (s := _shape(v))}
+    if not ranked:
+        raise RebatchError(f"no input has an axis, and so none has a batch: {_listed(inputs.values()) or 'no inputs'}")
     if len({s[0] if isinstance(s[0], int) else None for s in ranked.values()}) != 1:
         raise RebatchError(
             f"which axes are the batch? The first axes of the inputs differ: {_listed(inputs.values())}. Name them: "
