@@ -94,8 +94,9 @@ def grid_sample(X, grid, *, align_corners=0, mode: Kernel = "linear", padding_mo
         x = (normal + 1) / 2 * (n - 1) if align_corners else ((normal + 1) * n - 1) / 2
         if mode == "cubic":  # pads the neighbours instead of the coordinate
             return [(_index(_pad_coordinate(i, n, padding_mode, align_corners)), w) for i, w in _cubic_taps(x)]
-        x = _pad_coordinate(x, n, padding_mode, align_corners)
-        return linear_taps(x) if mode == "linear" else [(_index(jnp.round(x)), jnp.ones_like(x))]
+        if mode == "nearest":  # rounded before it is reflected, which decides ties
+            return [(_index(_pad_coordinate(jnp.round(x), n, padding_mode, align_corners)), jnp.ones_like(x))]
+        return linear_taps(_pad_coordinate(x, n, padding_mode, align_corners))
 
     work = X.dtype if mode == "nearest" else wide_dtype(X, grid)
     return sample(X.astype(work), [taps(n, grid[..., -1 - k]) for k, n in enumerate(extents)]).astype(X.dtype)

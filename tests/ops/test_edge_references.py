@@ -84,7 +84,7 @@ def test_references_agree(references: References) -> None:
     rng = random.Random(51)
     folding = [edge for edge in newest()[""] if not _operator(edge).heavy]
     with every_case() as case:
-        for row in folding[::6]:
+        for row in folding[::10]:
             edge = edges.changed(row, rng)
             with case(f"{edge.name}, {edge.changes}"):
                 found = disagreements(edge, references, known=True)

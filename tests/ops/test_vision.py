@@ -58,6 +58,12 @@ def test_nearest_rounds_half_to_even():
     assert np.ravel(got).tolist() == [1, 3]
 
 
+def test_nearest_rounds_before_it_reflects():
+    """2 is pixel 5.5 of four: rounded to 6, which is pixel 1 reflected; 5.5 reflected is 1.5, which rounds to 2."""
+    got = run_op("GridSample", line(1, 2, 3, 4), at(2.0), mode="nearest", padding_mode="reflection")
+    assert np.ravel(got).tolist() == [2]
+
+
 def test_nan_positions_read_zero():
     got = run_op("GridSample", line(1, 2, 3), at(np.nan, np.inf, -np.inf), mode="nearest")
     assert np.ravel(got).tolist() == [0, 0, 0]
