@@ -86,6 +86,8 @@ ROWS: tuple[Row, ...] = (
         "compare, so that the place of the NaN decides. Of averages onnx.reference leaves out NaN"),
     Row("ConvTranspose", special,
         "a weight that is NaN or infinite multiplies the zeros between and around the pixels: docs/limits.md"),
+    Row("ConvTranspose", attribute("auto_pad"), "SAME with strides beyond the kernel has a DeviationWarning"),
+    Row("Det", large, "infinity minus infinity, or not, by the order of pivots"),
     Row("Softmax LogSoftmax Hardmax", special, "onnxruntime's maximum passes over NaN"),
     Row("Attention FlexAttention MultiHeadAttention GroupQueryAttention QAttention", large,
         "scores beyond 10^9: XLA subtracts their peak by a fused multiply-add, and the weights underflow. A masked key "
@@ -112,7 +114,7 @@ ROWS: tuple[Row, ...] = (
     Row("LRN", large, "onnx.reference leaves out the last channel; onnxruntime keeps running sums, inf - inf"),
     Row("BlackmanWindow HammingWindow HannWindow", integers,
         "the symmetric window of one sample is 0/0 by the formula: 1, as in SciPy and PyTorch"),
-    Row("Cast CastLike", has("float", "bfloat"),
+    Row("Cast CastLike", has("float", "bfloat", "int"),
         "to strings `plain floating-point representation` is specified, which both references leave for an exponent; "
         "NaN, negative float8e8m0 and numbers out of range are undefined"),
     Row("ReduceL1 ReduceL2 ReduceSumSquare ReduceLogSum ReduceLogSumExp ReduceProd ReduceMean ReduceSum", integers,
@@ -122,7 +124,7 @@ ROWS: tuple[Row, ...] = (
     Row("LayerNormalization", has("float64", "float16", "bfloat16"),
         "stash_type=1 means float32, in which the references do not compute, or whose results they do not return"),
     Row("DynamicQuantizeLinear", special, "the zero point of an infinite range is NaN, as an integer anything"),
-    Row("AffineGrid", has("bfloat16", "float16"), "onnx.reference returns another type than the schema's"),
+    Row("AffineGrid", has("bfloat16", "float16", "float64"), "onnx.reference returns another type than the schema's"),
     Row("Adam Adagrad Momentum", always, "onnx.reference returns float64"),
     Row("Clip", either(special, has("float64", "bfloat16", "float16")),
         "an absent bound is the extreme of the input's type by the text; onnx.reference takes that of float32"),
