@@ -312,5 +312,5 @@ def _refuse_jit() -> None:
         raise ShardingError(
             "a model with pipeline stages is several programs on different devices, which one jax.jit (or scan, "
             "checkpoint, eval_shape, export) cannot hold: call it outside of jit, its stages are compiled. jax.grad, "
-            "jax.vjp and jax.vmap work outside of jit, and model.finetune trains it; or convert without stages="
+            "jax.vjp and jax.vmap work outside of jit, and onnx2jax.finetune trains it; or convert without stages="
         )
