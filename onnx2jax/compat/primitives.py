@@ -40,6 +40,6 @@ primitive_transposes[forward_only] = _refuse
 primitive_batchers[forward_only] = _batch
 register_lowering(forward_only, lambda _ctx, x, **_: [x])
 
-scaled.def_impl(lambda w, by, _shift: w * by)
-scaled.def_abstract_eval(lambda w, _by, _shift: w)
-register_lowering(scaled, lower_fun(lambda w, by, _shift: w * by, multiple_results=False))
+scaled.def_impl(lambda w, by, _shift, _most: w * by)
+scaled.def_abstract_eval(lambda w, _by, _shift, _most: w)
+register_lowering(scaled, lower_fun(lambda w, by, _shift, _most: w * by, multiple_results=False))

@@ -133,9 +133,9 @@ def forward_only(x: Any, error: Callable[[], Exception]) -> Any:
     return own.forward_only.bind(x, error=error) if own else x
 
 
-def scaled(w: Any, by: Any, shift: Any) -> Any:
-    """w * by, to be computed of weights with a look at the values, those of ``shift`` too (fold_batchnorm)."""
-    return _rules("primitives").scaled.bind(w, by, shift)
+def scaled(w: Any, by: Any, shift: Any, most: Any) -> Any:
+    """w * by, to be computed of weights with a look at the values, those of all operands (fold_batchnorm)."""
+    return _rules("primitives").scaled.bind(w, by, shift, most)
 
 
 def call_in_64_bits(jitted: Any, *args: Any) -> Any:

@@ -52,23 +52,27 @@ def _split(x: Any, *, sizes: Any, axis: int) -> Any:
 
 
 class Unfoldable(Exception):
-    """Scales that cannot be folded into weights: products would leave the range of float32, or nearly."""
+    """Scales that cannot be folded into weights: products leave the range of float32, or sums round on purpose."""
 
 
 LEAST, MOST = 2.0**-100, 2.0**60
 """Range of a channel's largest scaled weight: weights a millionth of it keep their digits, and sums stay finite."""
+MOST_CANCELLED: Final = 2.0**12
+"""By which a sum may exceed what is left of it, and the weights: of (y + c) - c, which rounds y, nothing is left."""
 
 
-def _scaled(w: Any, by: Any, shift: Any) -> Any:
-    """w * by, one factor a channel, for ``fold_batchnorm``; ``shift`` is what is added to the convolution's result.
+def _scaled(w: Any, by: Any, shift: Any, most: Any) -> Any:
+    """w * by, one factor a channel, for ``fold_batchnorm``; ``shift`` is what is added to the convolution's result, and
+    ``most`` the largest sum on the way there.
 
     Raises:
-        Unfoldable: the products are too large or too small for float32.
+        Unfoldable: the products are too large or too small for float32, or sums beside ``most`` round to their digits.
     """
     others = tuple(axis for axis, n in enumerate(by.shape) if n == 1)
     largest = np.maximum(w.max(others, keepdims=True), -w.min(others, keepdims=True)) * by.astype(np.float64)
     in_range = (largest == 0) | ((abs(largest) >= LEAST) & (abs(largest) <= MOST))
-    if not (in_range.all() and np.isfinite(shift).all()):
+    is_exact = most <= MOST_CANCELLED * np.maximum(abs(shift), abs(largest).reshape(-1))
+    if not (in_range.all() and np.isfinite(shift).all() and is_exact.all()):
         raise Unfoldable
     return w * by
 

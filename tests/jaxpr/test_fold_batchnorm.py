@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -181,6 +182,14 @@ def test_scales_that_are_lost_between_are_found_too() -> None:
     program, _ = changed(lambda w, f, x: convolved(x, w) * f * f / (f * 1e5), W, F)
     with pytest.raises(Unfoldable):
         results(program, [W, np.full_like(F, 1e-25)], X)
+
+
+def test_sums_that_round_are_found() -> None:
+    """The first rounds to integers; the second, the same of one sum, is a BatchNormalization."""
+    for last, error in ((1.5 * 2.0**23, pytest.raises(Unfoldable)), (1.0, nullcontext())):
+        program, _ = changed(lambda w, f, b, c, x: (convolved(x, w) * f + b) - c, W, F, B, B)
+        with error:
+            results(program, [W, F, np.full_like(B, 1.5 * 2.0**23 if last > 1 else 2), np.full_like(B, last)], X)
 
 
 def test_channels_of_zeros_are_folded() -> None:

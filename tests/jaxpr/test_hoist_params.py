@@ -212,7 +212,7 @@ EXAMPLES: dict[str, list[Callable[[], Any]]] = {
     "reduce_sum": [lambda: jnp.sum(U, 1, np.uint8), lambda: jnp.sum(N, (0, 1))],
     "reshape": [lambda: lax.reshape(F, (3, 2))],
     "rev": [lambda: lax.rev(F, (0, 1))],
-    "scaled": [lambda: compat.scaled(F, F[1:] - 3, N[0] * np.float32(1))],
+    "scaled": [lambda: compat.scaled(F, F[1:] - 3, N[0] * np.float32(1), N[0] * np.float32(1))],
     "select_n": [lambda: lax.select_n(B, N, -N)],
     "shift_left": [lambda: lax.shift_left(U, np.array([[1, 4, 0]], np.uint8))],
     "shift_right_logical": [lambda: lax.shift_right_logical(U, np.array([[1, 4, 0]], np.uint8))],

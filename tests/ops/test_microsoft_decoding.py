@@ -216,7 +216,7 @@ def test_past_sequence_length_bounds_the_buffer() -> None:
 
 
 def test_traced_past_sequence_length() -> None:
-    """One program for all lengths; NaN where the known length would be refused: a full buffer, less than nothing, a mask that ends early.
+    """One program for all lengths; NaN where a known length is refused: a full buffer, a negative one, a short mask.
 
     A mask as long as the buffer holds for all lengths.
     """

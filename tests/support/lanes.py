@@ -119,7 +119,7 @@ def refusals(edge: Edge) -> tuple[OnnxError | None, OnnxError | None]:
         if not _takes_jit(model, edge):
             raise KnownValueError("no caller may jit the model")
         with compat.enable_x64():
-            jax.eval_shape(model.apply, model.params, feeds)
+            jax.eval_shape(model.apply, model.params, *([feeds] if feeds else []))
     except OnnxError as error:
         traced = error
     try:

@@ -16,6 +16,7 @@ import numpy as np
 
 from ...ir import analysis
 from ...ir.graph import Graph, Node
+from ...jaxpr.const_eval import MOST_CANCELLED
 from ...proto.immutable import owned
 from ...proto.names import unused_name
 from .no_ops import with_inputs
@@ -131,6 +132,9 @@ class _Folding:
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             new = [v.astype(stored.dtype) for v in (weight, moved)]
         if not all(np.isfinite(v).all() for v in new) or np.any((new[0] == 0) & (weight != 0)):
+            return None
+        left = np.maximum(abs(moved), abs(new[0]).max(initial=0))
+        if np.any(abs(bias.astype(np.float64) * scale) > MOST_CANCELLED * left):  # (y + c) - c rounds y
             return None
         if weight is not stored:
             self.new[product.inputs[1]] = owned(new[0])

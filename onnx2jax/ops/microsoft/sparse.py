@@ -12,6 +12,7 @@ from jax import lax
 
 from ..arrays import check_shapes, dims, is_traced, widen
 from ..attention import attend, check_paired, heads_of, merged, window
+from ..indexing import BOUNDS
 from ..registry import MayBeEmpty, StaticIfKnown, op
 from .fused import MICROSOFT, simplified_layer_normalization
 from .grouped import appended, cache_extents
@@ -35,7 +36,7 @@ def _selected(indices, counts, batch, extent, ends):
     return mask.reshape(batch, 1, -1, extent), valid.reshape(batch, -1, 1)
 
 
-@op("DynamicSparseAttention", domain=MICROSOFT, product=True, limits=_UNSUPPORTED)
+@op("DynamicSparseAttention", domain=MICROSOFT, product=True, limits=f"{_UNSUPPORTED}; {BOUNDS}")
 def dynamic_sparse_attention(
     query, key: MayBeEmpty, value: MayBeEmpty, past_key: MayBeEmpty, past_value: MayBeEmpty, auxiliary_key: MayBeEmpty,
     auxiliary_value: MayBeEmpty, selected_indices, selected_counts, seqlens_k, total_sequence_length: StaticIfKnown,

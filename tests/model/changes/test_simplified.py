@@ -135,6 +135,14 @@ def test_per_channel_constants_after_a_convolution_are_folded(tmp_path: Path) ->
     assert operators(small) == ["Conv"]
 
 
+def test_constants_that_round_are_not_folded(tmp_path: Path) -> None:
+    """(c + 1.5 * 2**23) - 1.5 * 2**23 rounds c to integers."""
+    text = f"g {NORMALIZED} {{ c = Conv(x, w) d = Add(c, magic) y = Sub(d, magic) }}"
+    proto = text_model(text, w=normal(6, 4, 1, 1), magic=np.float32(1.5 * 2**23))
+    small, _ = check(proto, tmp_path, 1e-5, x=normal(2, 4, 8, 8))
+    assert operators(small) == ["Conv", "Sub"]
+
+
 @pytest.mark.parametrize("shape", [(8,), (1, 6, 8, 8), (1, 1, 1, 1, 1), (6, 8, 1)])
 def test_constants_over_other_axes_are_not_folded(shape: tuple[int, ...], tmp_path: Path) -> None:
     text = "g (float[n, 4, 8, 8] x) => (float y) { c = Conv(x, w) d = Mul(c, k) y = ReduceSum<keepdims = 0>(d) }"

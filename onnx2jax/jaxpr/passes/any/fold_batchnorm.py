@@ -19,7 +19,8 @@ MobileNetV2 takes 0.95 of the processor time, ResNet-50 0.965, a classifier of t
 convolution.
 
 Results differ by roundings of the terms that are summed, as in another order of sums. Where numbers are so large or
-small that they would be lost, evaluating them raises ``Unfoldable``, and the program is compiled without this pass.
+small that they would be lost, or a sum rounds on purpose, as (y + 2**23) - 2**23 does, evaluating them raises
+``Unfoldable``, and the program is compiled without this pass.
 Weights with another reader stay as they are, since a second copy would take memory; so do those of products, which are
 not copied for another layout as those of convolutions are.
 """
@@ -161,14 +162,18 @@ def _convolved(convolution: Equation, names: Sequence[str], x: Any, w: Any, *ope
     channel, kernel = numbers.out_spec[1], numbers.rhs_spec[0]
     count = w.shape[kernel]
     extents = [count if axis == kernel else 1 for axis in range(w.ndim)]
-    shift = lax.full((count,), 0, w.dtype)
+    ones = lax.full((count,), 1, w.dtype)
+    shift = most = lax.full((count,), 0, w.dtype)
     for name, v in zip(names, operands, strict=True):
         v = lax.broadcast_in_dim(lax.reshape(v, (v.size,)), (count,), (0,))
         if name in SCALES:
-            v = v if name == "mul" else lax.div(lax.full_like(v, 1), v)
-            shift = lax.mul(shift, v)
-            w = compat.scaled(w, lax.reshape(v, extents), shift)
+            v = v if name == "mul" else lax.div(ones, v)
+            shift, most = lax.mul(shift, v), lax.mul(most, lax.abs(v))
+            w = compat.scaled(w, lax.reshape(v, extents), shift, most)
         else:
             shift = (lax.add if name == "add" else lax.sub)(shift, v)
+            most = lax.max(most, lax.abs(shift))
+    if sum(name not in SCALES for name in names) > 1:
+        w = compat.scaled(w, lax.reshape(ones, extents), shift, most)
     (y,) = convolution.bind([x, w])
     return y if {*names} <= {*SCALES} else lax.add(y, lax.broadcast_in_dim(shift, y.shape, (channel,)))
