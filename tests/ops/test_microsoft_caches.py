@@ -81,6 +81,19 @@ def test_traced_total_length_matches_constant() -> None:
         assert not differences(pairs, rtol=1e-5, atol=1e-6)
 
 
+def test_what_a_cache_holds_behind_a_sequence_is_not_read() -> None:
+    """Neither NaN nor infinities, where the total is known and where it is traced."""
+    clean, attributes = CALLS["step"]
+    spoilt, lengths = [np.array(x) for x in clean], clean[5]
+    for cache, value in ((spoilt[3], np.nan), (spoilt[4], np.inf)):
+        for rows, length in zip(cache, lengths, strict=True):
+            rows[:, length:] = value
+    model = attention_model(clean, **attributes)
+    wanted, *_ = model(*clean)
+    for y in (model(*spoilt)[0], jax.jit(model)(*spoilt)[0]):
+        np.testing.assert_allclose(y, wanted, rtol=1e-5, atol=1e-6)
+
+
 def test_traced_and_plain_calls_do_not_interfere() -> None:
     """A plain call knows the total, and its cache grows."""
     operands = [*grouped(1), *past(5), I32([5, 5]), I32(6)]
