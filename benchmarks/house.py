@@ -31,11 +31,12 @@ LAYERS: Final = (
     ("ground", ("errors", "compat", "debug", "limits")),
 )
 """Layers, top down. A module imports from its own package and from layers below (tests/test_architecture.py)."""
-MOST_LINES_PER_OPERATOR: Final = 20.1
+MOST_LINES_PER_OPERATOR: Final = 20.3
 """The ratchet. It was 14.4 before operators of language models with caches, packed weights, forests laid out for
 walking and tables of ai.onnx.ml, 18.2 before the lowering of convolutions for CPUs moved here from the runtime, and
 19.2 before attention by blocks, scatters of rows and other forms for accelerators, loops with counted trips, and slices
-from traced starts, and 19.7 before NaN stayed out of what does not read it, and shapes of operands had a table."""
+from traced starts, 19.7 before NaN stayed out of what does not read it, and shapes of operands had a table, and 20.1
+before edge values were compared with both references, and gradients at their edges with derivatives."""
 
 IGNORED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 PACKAGE: Final = Path(onnx2jax.__file__).parent
