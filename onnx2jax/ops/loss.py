@@ -23,10 +23,10 @@ def _reduced(log_prob, target, weight, ignore_index, reduction):
     label = xp.where(inside, target, 0)
     loss = -xp.take_along_axis(log_prob, xp.expand_dims(label, 1), axis=1).squeeze(1)
     counted = xp.ones_like(loss) if weight is None else xp.take(weight, label)
+    if ignore_index is not None:  # before the product, whose derivatives read both
+        loss, counted = (xp.where(target != ignore_index, x, 0) for x in (loss, counted))
+        inside = inside | (target == ignore_index)
     loss = xp.where(inside, loss * counted, np.nan)
-    if ignore_index is not None:
-        valid = target != ignore_index
-        loss, counted = (xp.where(valid, x, 0) for x in (loss, counted))
     if reduction == "none":
         return loss
     return xp.sum(loss) / xp.sum(counted) if reduction == "mean" else xp.sum(loss)
