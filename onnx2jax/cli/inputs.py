@@ -86,7 +86,8 @@ def filled(model: Any, feeds: Mapping[str, Any], seed: int) -> dict[str, Any]:
     try:
         return {**feeds, **random_values((_with_extents(v, extents) for v in absent), rng)}
     except InputTypeError as e:
-        raise CommandError(f"{e}; pass arrays with --input NAME=FILE.npy") from None
+        options = " ".join(f"--input {v.name}=FILE.npy" for v in absent[:3])
+        raise CommandError(f"{e}; pass arrays with {options}") from None
 
 
 def say_sizes(names: Iterable[str]) -> None:

@@ -216,6 +216,8 @@ def is_typed(value: Any) -> bool:
 
 def _branches(_run: Abstract, node: Node, scope: Scope, bodies: list[list[Any]]) -> list[Any]:
     """Results of the branch that is taken; where that is unknown, those of which both have the same type."""
+    if len(bodies) < 2:  # one is an attribute of the function around
+        return []
     condition = scope.get(node.inputs[0])
     if isinstance(condition, np.ndarray) and condition.size == 1:
         return bodies[node.graphs.index(node.attributes["then_branch" if condition.item() else "else_branch"])]

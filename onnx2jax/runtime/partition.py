@@ -280,7 +280,8 @@ class Program:
                 cut.__cause__.add_note(f"it is computed from: {', '.join(map(repr, sorted(found))) or 'no input'}")
                 raise cut.__cause__ from None
             names = [v.name for v in self.graph.inputs if not is_jax(values.get(v.name))]
-            cure = f", or fix {', '.join(names)}: convert(..., static={{{names[0]!r}: its value}})" if names else ""
+            what = "strings" if "strings" in cut.reason else "its value"
+            cure = f", or fix {', '.join(names)}: convert(..., static={{{names[0]!r}: {what}}})" if names else ""
             if not names and any({v.name for v in self.graph.outputs}.intersection(n.outputs) for n in cut.nodes):
                 cure = ", or leave that output out: convert(..., outputs=[...])"
             lacks = f". {FLOAT6}" if "float6" in cut.reason else ""
