@@ -234,9 +234,19 @@ def _computed(
 SLOW = [FIRST["", name] for name in ("ConvTranspose", "GRU", "LSTM")]
 """Operators whose traces are long, beside Conv and RNN."""
 OTHERS = [name for name in FIRST.values() if name not in SLOW]
+EACH = 3
+"""Of as many operators one is in the main tier."""
+SOME = OTHERS[::EACH]
 
 
-@pytest.mark.parametrize("names", [*groups(OTHERS, 30), extended(SLOW, id="slow")])
+@pytest.mark.parametrize(
+    "names",
+    [
+        *groups(SOME, 30),
+        *(extended(g.values[0], id=f"others {g.id}") for g in groups((n for n in OTHERS if n not in SOME), 30)),
+        extended(SLOW, id="slow"),
+    ],
+)
 def test_operators_in_32_bits(names: list[str]) -> None:
     check(names, OUTER, "grad")
 

@@ -56,7 +56,7 @@ KINDS: Final[dict[str, tuple[Any, dict[str, Any], Callable[[int], dict[str, Any]
     "traced trips": (LOOP, {}, lambda n: {"trips": np.array(n + 1, np.int64)}),
     "microbatches": (DENSE, {"stages": 2, "microbatches": 2}, lambda _: {}),
 }
-CANARY = ("one program", "partitioned", "buckets", "specialised", "traced trips")
+CANARY = ("one program", "partitioned", "buckets", "traced trips")
 """The kinds, and the traces below, of the main tier: the others differ from one of them in little."""
 FEW = ("jit", "jit of a constant", "vmap", "grad", "jvp", "export")
 

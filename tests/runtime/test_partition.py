@@ -15,6 +15,7 @@ from onnx import TensorProto, helper
 import onnx2jax
 from onnx2jax.errors import KnownValueError
 from onnx2jax.ops.registry import Static
+from onnx2jax.runtime import partition
 from tests.support.models import mlp, model, value
 
 RNG = np.random.default_rng(0)
@@ -67,16 +68,17 @@ def chain(additions: int) -> onnx.ModelProto:
     return model(nodes, [value("x", np.float32, [2, 3])], last, constants)
 
 
-def test_a_long_run_of_light_nodes_is_several_programs() -> None:
+def test_a_long_run_of_light_nodes_is_several_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """XLA's time and memory grow with the square of a kernel, and beyond 2000 additions it fails."""
-    short, long = onnx2jax.convert(chain(300)), onnx2jax.convert(chain(500))
+    monkeypatch.setattr(partition, "MOST_FUSED", 40)
+    short, long = onnx2jax.convert(chain(15)), onnx2jax.convert(chain(25))
     x = RNG.normal(size=(2, 3)).astype(np.float32)
     assert kinds(short) == ["jit"] and kinds(long) == ["jit", "jit"]
     assert long.jitted, "a caller may still have it as one program"
     for m in (short, long):
         w = np.asarray(m.params["w"])
         states = [x, x @ w]
-        for _ in range(300 if m is short else 500):
+        for _ in range(15 if m is short else 25):
             states = [states[1], (states[0] + states[1]) / 2]
         np.testing.assert_allclose(m(x), states[1], rtol=1e-5)
         np.testing.assert_allclose(m.run(None, {"x": x})[0], states[1], rtol=1e-5)
