@@ -86,6 +86,8 @@ def lines() -> Iterator[str]:
             yield f"{name} < {', '.join(base.__name__ for base in value.__bases__)}"
         elif value.__name__ != name.split(".")[-1]:
             yield f"{name} = {value.__name__}"
+        elif issubclass(value, Enum):  # whose signature differs between releases of Python
+            yield f"{name} in {', '.join(value.__members__)}"
         else:
             yield name + ("" if value.__name__ in RETURNED else parameters(value))
             yield from (f"  .{member}{parameters(thing)}" for member, thing in members(value).items())
