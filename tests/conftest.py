@@ -32,6 +32,7 @@ if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
     if jax.version.__version_info__ < (0, 12) and "XLA_FLAGS" not in os.environ:
         os.environ["XLA_FLAGS"] = "--xla_cpu_use_fusion_emitters=false"
 
+jax.config.update("jax_traceback_filtering", "off")  # which takes half of the time of an error inside of JAX
 os.environ.pop("ONNX2JAX_CACHE_DIR", None)  # tests count compilations
 
 # In the environment like the other caches, not in the working tree.
