@@ -119,7 +119,7 @@ def refusals(edge: Edge) -> tuple[OnnxError | None, OnnxError | None]:
         if not _takes_jit(model, edge):
             raise KnownValueError("no caller may jit the model")
         with compat.enable_x64():
-            jax.eval_shape(model.apply, model.params, *([feeds] if feeds else []))
+            jax.eval_shape(_numbers(model), model.params, *([feeds] if feeds else []))
     except OnnxError as error:
         traced = error
     try:
@@ -128,6 +128,18 @@ def refusals(edge: Edge) -> tuple[OnnxError | None, OnnxError | None]:
     except OnnxError as error:
         known = error
     return traced, known
+
+
+def _numbers(model: onnx2jax.Model) -> Callable[..., Any]:
+    """``model.apply``, with an error of ours for strings, which no function that JAX traces returns."""
+
+    def apply(*args: Any) -> Any:
+        results = model.apply(*args)
+        if any(isinstance(x, np.ndarray) and x.dtype.hasobject for x in jax.tree.leaves(results)):
+            raise KnownValueError("an output has strings")
+        return results
+
+    return apply
 
 
 def differences(ours: Sequence[Any], theirs: Sequence[Any]) -> Iterator[str]:
