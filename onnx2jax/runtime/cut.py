@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from ..ir.graph import Graph, Node
+from ..ir.graph import Graph, Node, descendants
 from ..ops.registry import Operator
 from .host_plan import COMPILED, DOMAIN
 
@@ -25,11 +25,13 @@ def partitioned(
         graph: what to cut.
         host: the nodes that must run on the host.
         light_on_host: keep a graph without heavy nodes on the host altogether. Also done when something must.
-        most_fused: light nodes in a row after which a partition ends; None for no limit.
+        most_fused: light nodes in a row after which a partition ends, constants left out; None for no limit.
     """
     groups = _groups(graph, host, light_on_host)
     if most_fused is not None:
-        groups = [(on_host, piece) for on_host, g in groups for piece in ([g] if on_host else _pieces(g, most_fused))]
+        given = {v.name for v in graph.inputs}.difference(graph.initializers) | graph.captures
+        varying = {*descendants(graph.nodes, given)}
+        groups = [(h, piece) for h, g in groups for piece in ([g] if h else _pieces(g, varying, most_fused))]
     outputs = [v.name for v in graph.outputs]
     later = set(outputs)
     nodes: list[Node] = []
@@ -44,11 +46,11 @@ def partitioned(
     return graph.extract(nodes[::-1], outputs)
 
 
-def _pieces(nodes: list[Node], most_fused: int) -> Iterator[list[Node]]:
-    """Nodes in parts, each of which ends after so many light ones in a row."""
+def _pieces(nodes: list[Node], varying: Collection[Node], most_fused: int) -> Iterator[list[Node]]:
+    """Nodes in parts, each of which ends after so many light ones in a row that are ``varying``."""
     start = light = 0
     for end, node in enumerate(nodes, 1):
-        light = 0 if is_heavy(node) else light + 1
+        light = 0 if is_heavy(node) else light + (node in varying)
         if light == most_fused or end == len(nodes):
             yield nodes[start:end]
             start, light = end, 0

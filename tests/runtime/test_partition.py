@@ -83,6 +83,10 @@ def test_a_long_run_of_light_nodes_is_several_programs(monkeypatch: pytest.Monke
         np.testing.assert_allclose(m(x), states[1], rtol=1e-5)
         np.testing.assert_allclose(m.run(None, {"x": x})[0], states[1], rtol=1e-5)
     assert long.compilations == 2
+    constants = [helper.make_node("Neg", ["half"], [f"c{n}"]) for n in range(50)]
+    total = helper.make_node("Sum", ["x", *(f"c{n}" for n in range(50))], ["y"])
+    ends = [value("x", np.float32, [2, 3])], [value("y", np.float32, [2, 3])]
+    assert kinds(onnx2jax.convert(model([*constants, total], *ends, {"half": np.float32(0.5)}))) == ["jit"]
     x_gradient = jax.grad(lambda x: long(x).sum())(x)
     np.testing.assert_allclose(x_gradient, (np.eye(3) / 3 + w * 2 / 3).sum(1)[None].repeat(2, 0), rtol=1e-4)
 
