@@ -20,7 +20,7 @@ LIMIT  ?= 0.9
 
 help:
 	@echo "make demo       convert the bundled model, classify, differentiate; writes demo.png"
-	@echo "make test       ruff, mypy, and the tests of all behaviour: eight minutes on two cores"
+	@echo "make test       ruff, mypy, and the tests of all behaviour: seven to nine minutes on two cores"
 	@echo "make test-all   make test, and the extended tests, more of what is expensive: make test-extended"
 	@echo "make quick      the tests that a change touches, nearest first, for 75 seconds"
 	@echo "make test-long  the long tests, and the official suite compiled as users compile"
