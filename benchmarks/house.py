@@ -36,7 +36,7 @@ MOST_LINES_PER_OPERATOR: Final = 20.3
 walking and tables of ai.onnx.ml, 18.2 before the lowering of convolutions for CPUs moved here from the runtime, and
 19.2 before attention by blocks, scatters of rows and other forms for accelerators, loops with counted trips, and slices
 from traced starts, 19.7 before NaN stayed out of what does not read it, and shapes of operands had a table, and 20.1
-before edge values were compared with both references, and gradients at their edges with derivatives."""
+before edge values were compared with both references, and XLA no longer folded known indices while it compiles."""
 
 IGNORED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 PACKAGE: Final = Path(onnx2jax.__file__).parent

@@ -59,3 +59,5 @@ SMALL_PROGRAM: Final = 14
 of a compiled program takes as long."""
 AN_ARRAY: Final = 0.4
 """Microseconds of dispatch for each array."""
+MOST_CANCELLED: Final = 2.0**12
+"""By which a sum may exceed what is left of it, and the weights: of (y + c) - c, which rounds y, nothing is left."""

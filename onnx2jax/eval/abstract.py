@@ -315,7 +315,7 @@ class _Guesses(Abstract):
         unknown operand next to one of several axes is assumed to be a mask that broadcasts to it.
         """
         operands: dict[str, Any] = {n: scope.get(n) for n in node.inputs if n}
-        known = {n: v for n, v in operands.items() if hasattr(v, "shape")}
+        known = {n: v for n, v in operands.items() if is_typed(v)}
         first = known.get(node.inputs[0]) if node.inputs else None
         if node.op_type in LIKE_FIRST:
             return [] if first is None else [lax.full(first.shape, 0, first.dtype)]

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..limits import MOST_CANCELLED
 from .program import Equation, is_literal, literal_value
 
 Rule = Callable[..., Any]
@@ -57,8 +58,6 @@ class Unfoldable(Exception):
 
 LEAST, MOST = 2.0**-100, 2.0**60
 """Range of a channel's largest scaled weight: weights a millionth of it keep their digits, and sums stay finite."""
-MOST_CANCELLED: Final = 2.0**12
-"""By which a sum may exceed what is left of it, and the weights: of (y + c) - c, which rounds y, nothing is left."""
 
 
 def _scaled(w: Any, by: Any, shift: Any, most: Any) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 
 from ...ir import analysis
 from ...ir.graph import Graph, Node
-from ...jaxpr.const_eval import MOST_CANCELLED
+from ...limits import MOST_CANCELLED
 from ...proto.immutable import owned
 from ...proto.names import unused_name
 from .no_ops import with_inputs
