@@ -127,7 +127,7 @@ def steps(case: Case, skip: str, folder: Path) -> dict[str, Call]:
     with jax.enable_x64(True):  # as training does: in 32-bit mode the model is a call that no pass looks into
         closed = jax.make_jaxpr(lambda *flat: jax.tree.leaves(step(*jax.tree.unflatten(structure, flat))))(*leaves)
     found: dict[str, Call] = {}
-    for name, options in ((WITH, pipeline.Options()), (WITHOUT, pipeline.Options().skipping(skip))):
+    for name, options in ((WITH, pipeline.Passes()), (WITHOUT, pipeline.Passes().skipping(skip))):
         run = jax.jit(jaxpr_as_fun(pipeline.run_training(closed, len(floating), options)))
         found[name] = partial(_settled, run, leaves)
     return found

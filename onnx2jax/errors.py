@@ -73,13 +73,17 @@ def nearest(pattern: str, valid: Iterable[str]) -> list[str]:
 
 
 def unknown_keywords(unknown: Iterable[str], valid: Iterable[str]) -> str:
-    """A message about keywords that a function does not take.
+    """A message about keywords that a function does not take, with those of its own that are meant, or nearest.
 
-    >>> unknown_keywords(["strickt"], ["strict"])
-    "unknown keyword strickt; did you mean 'strict'?; keywords are ['strict']"
+    >>> unknown_keywords(["strickt"], ["strict", "dims"])
+    "unknown keyword strickt; did you mean 'strict'?"
+    >>> unknown_keywords(["dim_overrides"], ["strict", "dims"])
+    "unknown keyword dim_overrides; the nearest are 'dims'"
     """
     unknown, valid = list(unknown), list(valid)
-    return f"unknown keyword {', '.join(unknown)}{did_you_mean(unknown, valid)}; keywords are {valid}"
+    similar = list(dict.fromkeys(match for name in unknown for match in nearest(name, valid)))[:3]
+    hint = did_you_mean(unknown, valid) or f"; the nearest are {', '.join(map(repr, similar))}"
+    return f"unknown keyword {', '.join(unknown)}{hint}"
 
 
 def known_keywords(function: Callable[P, R]) -> Callable[P, R]:

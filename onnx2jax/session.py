@@ -58,7 +58,7 @@ class SessionOptions:
         self._dims: dict[str, int] = {}
 
     def add_free_dimension_override_by_name(self, name: str, value: int) -> None:
-        """Fix a dimension variable, as ``convert(..., dim_overrides={name: value})`` does."""
+        """Fix a dimension variable, as ``convert(..., dims={name: value})`` does."""
         self._dims[name] = value
 
     def add_session_config_entry(self, key: str, value: str) -> None:
@@ -76,7 +76,7 @@ class SessionOptions:
     def _options(self) -> dict[str, Any]:
         """The keywords of ``convert``."""
         disabled = self.graph_optimization_level == GraphOptimizationLevel.ORT_DISABLE_ALL
-        return ({"optimize": False} if disabled else {}) | ({"dim_overrides": self._dims} if self._dims else {})
+        return ({"optimize": False} if disabled else {}) | ({"dims": self._dims} if self._dims else {})
 
 
 def get_available_providers() -> list[str]:

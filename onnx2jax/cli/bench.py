@@ -63,7 +63,7 @@ def _bench(arguments: argparse.Namespace) -> int:
     sizes = dims(arguments.dim)
     with loading(arguments.model):
         model, load_time = _timed(
-            lambda: convert(arguments.model, **reading(arguments), dim_overrides=sizes, **computing(arguments))
+            lambda: convert(arguments.model, **reading(arguments), dims=sizes, **computing(arguments))
         )
     feeds = filled(model, given(model, arguments), arguments.seed)
     with working("compiling"), sized(model, feeds):

@@ -45,7 +45,7 @@ def _profile(arguments: argparse.Namespace) -> int:
         raise CommandError("--calls must be at least 1")
     sizes = dims(arguments.dim)
     with loading(arguments.model):
-        model = convert(arguments.model, **reading(arguments), dim_overrides=sizes, dtype=arguments.dtype)
+        model = convert(arguments.model, **reading(arguments), dims=sizes, dtype=arguments.dtype)
     feeds = filled(model, given(model, arguments), arguments.seed)
     by_place = [feeds[v.name] for v in model.inputs]  # by position: a name may be that of an argument
     rest = {n: v for n, v in feeds.items() if n not in {v.name for v in model.inputs}}

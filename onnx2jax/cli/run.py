@@ -62,7 +62,7 @@ def _run(arguments: argparse.Namespace) -> int:
     sizes = dims(arguments.dim)
     with loading(arguments.model):
         model = convert(
-            arguments.model, **reading(arguments), dim_overrides=sizes, background_compile=True, **computing(arguments)
+            arguments.model, **reading(arguments), dims=sizes, background_compile=True, **computing(arguments)
         )
     feeds = given(model, arguments)
     absent = [v for v in model.inputs if v.name not in feeds]

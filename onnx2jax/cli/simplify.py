@@ -34,7 +34,7 @@ def add(commands: Any) -> None:
 def _simplify(arguments: argparse.Namespace) -> int:
     sizes = dims(arguments.dim)
     with working(f"simplifying {arguments.model.name}"):
-        model = convert(arguments.model, **reading(arguments), dim_overrides=sizes)
+        model = convert(arguments.model, **reading(arguments), dims=sizes)
         small = model.simplified(merge_products=arguments.merge_products)
         path = save(small, arguments.output)
     before, after = _counts(model), _counts(small)

@@ -43,7 +43,7 @@ def add(commands: Any) -> None:
 def _verify(arguments: argparse.Namespace) -> int:
     sizes = dims(arguments.dim)
     with loading(arguments.model):
-        model = convert(arguments.model, **reading(arguments), dim_overrides=sizes, dtype=arguments.dtype)
+        model = convert(arguments.model, **reading(arguments), dims=sizes, dtype=arguments.dtype)
     feeds = given(model, arguments)
     with working("comparing"), sized(model, feeds):
         found = model.verify(

@@ -19,7 +19,6 @@ Linux's SCHED_BATCH: 1.02, SCHED_IDLE: 0.98. ``scan_layers=True``, whose loop co
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
 from ..ir import layers
@@ -33,15 +32,13 @@ LEAST_BYTES: Final = 20 << 20
 
 def with_layer_calls(model: Model) -> Model:
     """The model with its repeated layers as calls where that pays, unless ``convert(scan_layers=)`` says how."""
-    settings = model.settings
-    if settings.scan_layers is not None or not settings.optimize or model.placement is not None:
+    options = model.options
+    if options.scan_layers is not None or options.passes is None or model.placement is not None:
         return model
     weights = parameters(model.graph)
     if sum(v.nbytes for v in weights.values()) < 2 * LEAST_BYTES or not is_cpu(device_of(())):
         return model
     for run in layers.repeated(model.graph):
         if sum(weights[n].nbytes for n in run.columns if n in weights) >= LEAST_BYTES:
-            called = model._replace(replace(model.spec, settings=replace(settings, scan_layers="calls")))
-            called._runtime.share_params(model._runtime)
-            return called
+            return model.with_options(scan_layers="calls")
     return model

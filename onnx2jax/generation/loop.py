@@ -18,7 +18,7 @@ from jax import lax
 
 from .. import compat
 from ..errors import InputValueError
-from ..jaxpr.pipeline import Options
+from ..jaxpr.pipeline import Passes
 from ..runtime.executable import Executable, Kept, compiled_to_keep, unless_configured
 from ..runtime.memory import trim_heap
 from ..runtime.sections import Sections
@@ -170,7 +170,7 @@ class Programs:
                 places = jax.tree.unflatten(jax.tree.structure(types), range(len(jax.tree.leaves(types))))
                 donated = jax.tree.leaves([places[i] for i in donate])
                 traced = jax.jit(function).trace(weights.types, *types)
-                options = Options(compat.lowering_platform(target), self.steps.model.settings.skip)
+                options = Passes(compat.lowering_platform(target), self.steps.model.settings.skip)
                 sections = Sections.of(traced, sorted(weights.types), target, options, donated)
             self.compilations += sections is not None
             bound = None if sections is None else partial(sections, sections.hoisted(weights))
@@ -230,7 +230,7 @@ class Programs:
         with compat.enable_x64():
             types = jax.tree.map(lambda v: jax.ShapeDtypeStruct(np.shape(v), v.dtype), args)
             skip = self.steps.model.settings.skip | _skipped(in_loop)
-            options = Options(compat.lowering_platform(target), skip, portable=path is not None)
+            options = Passes(compat.lowering_platform(target), skip, portable=path is not None)
             executable = Executable(jitted, None, weights.types, *types, options=options, kept=kept)
             hoisted = executable.hoisted(weights)
         if kept is None and len(warned) == before:  # a loaded program would not repeat the warning

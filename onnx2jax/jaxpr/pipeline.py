@@ -33,7 +33,7 @@ class OptimizationWarning(UserWarning):
 
 
 @dataclass(frozen=True)
-class Options:
+class Passes:
     """Which passes run; hashable, as part of what selects a compiled program.
 
     Attributes:
@@ -51,12 +51,12 @@ class Options:
         """Whether programs may call oneDNN."""
         return self.platform == "cpu" and "onednn" not in self.skip and not self.portable and onednn.is_available()
 
-    def skipping(self, *names: str) -> Options:
+    def skipping(self, *names: str) -> Passes:
         """The same without these passes."""
         return replace(self, skip=self.skip | {*names})
 
 
-def parse(optimize: bool | Mapping[str, Sequence[str]]) -> Options | None:
+def parse(optimize: bool | Mapping[str, Sequence[str]]) -> Passes | None:
     """The options that ``convert(optimize=...)`` stands for; None for a program that is to stay as it was traced.
 
     Raises:
@@ -64,7 +64,7 @@ def parse(optimize: bool | Mapping[str, Sequence[str]]) -> Options | None:
         InputValueError: a name is that of no pass.
     """
     if isinstance(optimize, bool):
-        return Options() if optimize else None
+        return Passes() if optimize else None
     skip = optimize.get("skip") if isinstance(optimize, Mapping) and optimize.keys() == {"skip"} else None
     if not isinstance(skip, Sequence | set | frozenset) or isinstance(skip, str):
         raise InputTypeError(f"optimize is {optimize!r:.80}: pass True, False, or {{'skip': [{NAMES[0]!r}]}}")
@@ -72,85 +72,85 @@ def parse(optimize: bool | Mapping[str, Sequence[str]]) -> Options | None:
         raise InputValueError(
             f"optimize={optimize!r:.80}: no pass is called {unknown[0]!r}; passes: {', '.join(NAMES)}"
         )
-    return Options(skip=frozenset(skip))
+    return Passes(skip=frozenset(skip))
 
 
 class Pass(NamedTuple):
     """A pass over programs.
 
     Attributes:
-        name: for ``Options.skip``.
+        name: for ``Passes.skip``.
         rewrite: the program after it; the same object where it finds nothing to rewrite.
         applies: its precondition.
         platforms: where it runs; None for everywhere.
     """
 
     name: str
-    rewrite: Callable[[Program, Options], Program]
-    applies: Callable[[Program, Options], bool] = lambda _program, _options: True
+    rewrite: Callable[[Program, Passes], Program]
+    applies: Callable[[Program, Passes], bool] = lambda _program, _options: True
     platforms: tuple[str, ...] | None = ("cpu",)
 
 
-def _has_convolution(program: Program, _options: Options) -> bool:
+def _has_convolution(program: Program, _options: Passes) -> bool:
     return program.has("conv_general_dilated")
 
 
-def _convolution_branch(options: Options) -> Branch:
+def _convolution_branch(options: Passes) -> Branch:
     """Chooses the branch of a platform; on a CPU a convolution, which ``layout_assignment`` lowers."""
     return convolution_branch if options.platform == "cpu" else branch_for(options.platform)
 
 
-def _dequantize(program: Program, options: Options) -> Program:
+def _dequantize(program: Program, options: Passes) -> Program:
     """Computes products of dequantised integers in integers. ResNet-18 in int8 (QDQ): 0.45 with VNNI, 0.95 without."""
     return multiply_integers(program, _convolution_branch(options))
 
 
-def _fold_batchnorm(program: Program, options: Options) -> Program:
+def _fold_batchnorm(program: Program, options: Passes) -> Program:
     """Folds scales behind convolutions into their weights. MobileNetV2: 0.95; ResNet-50: 0.965."""
     return fold(program, _convolution_branch(options))
 
 
-def _layout_assignment(program: Program, options: Options) -> Program:
+def _layout_assignment(program: Program, options: Passes) -> Program:
     """Puts images channels last and lowers each convolution in its fastest way. ResNet-50: 0.5; MobileNetV2: 0.2."""
     return assign_layouts(program, onednn=options.onednn)
 
 
-def _dot_layout(program: Program, _options: Options) -> Program:
+def _dot_layout(program: Program, _options: Passes) -> Program:
     """Stores weights as [out, in] that one row is multiplied by. A decoding step of GPT-2: 0.93."""
     return transpose_row_weights(program)
 
 
-def _onednn(program: Program, _options: Options) -> Program:
+def _onednn(program: Program, _options: Passes) -> Program:
     """Calls oneDNN for products and convolutions of int8. ResNet-18 in int8: 0.5 (jaxlib 0.10 alone)."""
     return onednn.call_onednn(program)
 
 
-def _hoist_params(program: Program, options: Options) -> Program:
+def _hoist_params(program: Program, options: Passes) -> Program:
     """Hoists parameter-only subexpressions out of the call. MiniLM with int8 weights dequantised: 0.34."""
     return hoist(program, branch_for(options.platform))
 
 
-def _unroll_loops(program: Program, _options: Options) -> Program:
+def _unroll_loops(program: Program, _options: Passes) -> Program:
     """Unrolls loops of few steps, where loops are serial. A decoder in int4, each layer a call: 0.7 on two cores."""
     return unroll_loops(program)
 
 
-def _prevent_recompute(program: Program, _options: Options) -> Program:
+def _prevent_recompute(program: Program, _options: Passes) -> Program:
     """Materialises what several equations read. 16 residual blocks of 1x1 convolutions: 0.34; ResNet-50: 0.98."""
     return materialise_shared(program)
 
 
-def _microbatch(program: Program, _options: Options) -> Program:
+def _microbatch(program: Program, _options: Passes) -> Program:
     """Splits a large batch of images into microbatches. 8 images by MobileNetV2: 0.59; by ResNet-50: 0.92."""
     return split_batch(program)
 
 
-def _training_layouts(program: Program, _options: Options) -> Program:
+def _training_layouts(program: Program, _options: Passes) -> Program:
     """Puts images channels last, forward and backward. A step of MobileNetV2: 0.48; ResNet-50: 0.77; UNet: 0.94."""
     return assign_training_layouts(program, training_rules(program))
 
 
-def _dot_transpose(program: Program, _options: Options) -> Program:
+def _dot_transpose(program: Program, _options: Passes) -> Program:
     """Swaps operands of products that are read transposed. Four layers of BERT: 0.93; 128 x 512 alone: 0.52."""
     return swap_transposed(program)
 
@@ -177,7 +177,7 @@ HOST_PASS: Final = "fuse_host_nodes"
 NAMES: Final = (*dict.fromkeys(p.name for p in (*PASSES, *TRAINING_PASSES)), conv_library.NAME, HOST_PASS)
 
 
-def run(closed: Any, parameters: int, options: Options) -> SplitProgram:
+def run(closed: Any, parameters: int, options: Passes) -> SplitProgram:
     """The program after all passes, with what is hoisted out of it.
 
     Args:
@@ -190,14 +190,14 @@ def run(closed: Any, parameters: int, options: Options) -> SplitProgram:
     return replace(hoisted, main=new)
 
 
-def compiler_options(main: Any, options: Options) -> dict[str, bool | str] | None:
+def compiler_options(main: Any, options: Passes) -> dict[str, bool | str] | None:
     """XLA's options for a program after all passes; None for its own."""
     if options.platform != "cpu" or conv_library.NAME in options.skip:
         return None
     return guarded(conv_library.NAME, lambda: conv_library.compiler_options(main))
 
 
-def run_training(closed: Any, state: int, options: Options) -> Any:
+def run_training(closed: Any, state: int, options: Passes) -> Any:
     """The ClosedJaxpr of a training step after all passes over it.
 
     Args:
@@ -210,7 +210,7 @@ def run_training(closed: Any, state: int, options: Options) -> Any:
     return _rewritten(TRAINING_PASSES, closed, state, options)[0]
 
 
-def _rewritten(passes: Sequence[Pass], closed: Any, parameters: int, options: Options) -> tuple[Any, Program | None]:
+def _rewritten(passes: Sequence[Pass], closed: Any, parameters: int, options: Passes) -> tuple[Any, Program | None]:
     """The ClosedJaxpr after passes, and its program; None where that is the one that was given."""
     first = program = guarded("read", lambda: Program.of(closed, parameters))
     if program is None:
@@ -225,7 +225,7 @@ def _rewritten(passes: Sequence[Pass], closed: Any, parameters: int, options: Op
     return (closed, None) if new is None else (new, program)
 
 
-def _applied(each: Pass, program: Program, options: Options) -> Program:
+def _applied(each: Pass, program: Program, options: Passes) -> Program:
     """The program after a pass."""
     new = each.rewrite(program, options) if each.applies(program, options) else program
     if debug.level() >= 3:

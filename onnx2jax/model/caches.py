@@ -86,7 +86,7 @@ def extents(pair: Pair, batch: int, length: int) -> tuple[int, ...]:
     if unknown := [d for d in shape if not isinstance(d, int)]:
         raise UnsupportedError(
             f"the extents {unknown} of the cache {pair.past} cannot be inferred from the model: pass them, "
-            "convert(..., dim_overrides={name: extent})"
+            "convert(..., dims={name: extent})"
         )
     return cast(tuple[int, ...], tuple(shape))
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
-from typing import Any, Final, Literal, Unpack
+from typing import Any, Literal, Unpack
 
 import jax
 from jax.sharding import Mesh, PartitionSpec
@@ -14,47 +13,28 @@ from jax.sharding import Mesh, PartitionSpec
 from ..checker.check import check_message
 from ..checker.types import check_types
 from ..errors import (
-    InputNameError,
     InputTypeError,
-    InputValueError,
     ModelError,
-    ShardingError,
-    UnsupportedError,
-    names_list,
 )
-from ..eval.interpreter import Settings
 from ..eval.node_errors import DeviationWarning
-from ..ir import binding, layers, loops
+from ..ir import binding, loops
 from ..ir.file import Reading, check_keywords, opened
-from ..ir.graph import Graph, Imported
+from ..ir.graph import Imported
 from ..ir.importer import Importer
-from ..jaxpr import pipeline
 from ..proto.origin import Origin
 from ..proto.walk import tensors
-from ..runtime import program_cache
-from ..sharding.configurations import by_count, placement
 from ..sharding.plans import Plan
-from ..sharding.processes import several, together
-from ..sharding.rules import Placement
-from ..sharding.stages import Staged
-from .changes.dtype import compute_dtype, with_dtype
-from .changes.max_size import with_max_size
-from .changes.pack import with_packed
-from .changes.rebatch import rebatched
-from .changes.unpack import with_weights
-from .devices.balance import costs
+from ..sharding.processes import together
+from .build import built, compare_processes
 from .model import Model
-from .spec import Spec
-
-APART: Final = frozenset({"source", "reading", "mesh", "shardings", "devices", "cache_dir", "warn_after"})
-"""Arguments of ``convert`` that may differ between the processes of a mesh, or whose results are compared."""
+from .options import Options
 
 
 def convert(
     source: Any,
     *,
     static: Mapping[str, Any] | None = None,
-    dim_overrides: Mapping[str, int] | None = None,
+    dims: Mapping[str, int] | None = None,
     bucket: Mapping[str, Sequence[int]] | None = None,
     max_size: Mapping[str, int] | None = None,
     max_trips: int | None = None,
@@ -83,7 +63,7 @@ def convert(
         source: a path, the bytes of a file, an open binary file, an ``onnx.ModelProto``, or the result of ``read``.
         static: values of inputs, fixed now and copied. Needed only under your own jit, for inputs whose values decide
             shapes; a plain call specialises on them by itself.
-        dim_overrides: extents for dimension variables, fixed now: ``{"batch": 8}``. A free dimension without a name is
+        dims: extents for dimension variables, fixed now: ``{"batch": 8}``. A free dimension without a name is
             called by its input and axis: ``{"x_0": 8}``.
         bucket: sizes to which a call pads a dimension variable with zeros, so that few shapes are compiled:
             ``{"seq": [64, 128]}``. Outputs that declare the variable are sliced back. Right only if the model masks
@@ -173,58 +153,21 @@ def convert(
     >>> model.inputs[0].name
     'image'
     """
-    arguments = {f"{name}=": value for name, value in locals().items() if name not in APART}
+    options = Options(**{name: value for name, value in locals().items() if name not in ("source", "reading")})
     check_keywords(reading, convert)
     if isinstance(source, Model):
-        raise InputTypeError(f"{source.graph.name!r} is a Model already; to change its options, convert its file again")
-    options = pipeline.parse(optimize)
-    if loop_cond not in ("onnx", "onnxruntime"):
-        raise InputNameError(f"loop_cond is {loop_cond!r}; it is 'onnx' or 'onnxruntime'")
+        raise InputTypeError(
+            f"{source.graph.name!r} is a Model already; to change its options: model.with_options(...)"
+        )
     with together(mesh, "convert") as agreed:
         importer = open_model(source, reading)
         imported = importer.model()
         binding.check_supported(imported.unsupported, imported.rejected)
         deviations = check_operands(importer)
         _warn_of_deviations(imported, loop_cond, deviations)
-        imported = with_max_size(imported, max_size or {})
-        if isinstance(weights, str) and weights == "packed":
-            imported = with_packed(imported)
-        elif weights is not None:
-            imported = with_weights(imported, weights)
-        compute, float32 = compute_dtype(dtype, outputs), names_list(float32)
-        imported = with_dtype(imported, compute, outputs == "compute", float32)
-        if rebatch:
-            imported = rebatched(imported, rebatch, static or {})
-        if scan_layers:
-            _check_repeated(imported.graph, scan_layers)
-        placed = _placed(imported, mesh, shardings, device_configuration, devices, stages, microbatches)
-        spec = Spec.of(
-            imported,
-            static=static,
-            dim_overrides=dim_overrides,
-            bucket=bucket,
-            max_size=dict(max_size or {}),
-            settings=Settings(
-                max_trips,
-                loop_cond,
-                warn_after,
-                placed.constrain if placed else None,
-                options is not None,
-                frozenset() if options is None else options.skip,
-                compute,
-                scan_layers,
-                cache_dir=program_cache.folder(cache_dir),
-                background=background_compile,
-            ),
-            origin=Origin(importer.message, importer.files),
-            placement=placed,
-        )
-        model = Model(spec)
-        agreed.same(process_state(placed, model.origin, arguments))
-    if mesh is None and placed is not None:  # a configuration of the file: the devices are known only now
-        with together(placed.mesh, "convert") as agreed:
-            agreed.same(process_state(placed, model.origin, arguments))
-    return model
+        spec = built(imported, options, Model, Origin(importer.message, importer.files), agreed)
+    compare_processes(spec)
+    return Model(spec)
 
 
 def check_operands(importer: Importer) -> list[str]:
@@ -254,46 +197,6 @@ def _warn_of_deviations(imported: Imported, loop_cond: str, operands: Sequence[s
     ignored = loops.ignored_conditions(imported.graph) if loop_cond == "onnx" else ()
     for text in (*imported.deviations, *operands, *(f"{node}: {loops.IGNORED_CONDITION}" for node in ignored)):
         warnings.warn(text, DeviationWarning, stacklevel=3)
-
-
-def _check_repeated(graph: Graph, how: Any) -> None:
-    if how not in (True, "calls"):
-        raise InputValueError(f"scan_layers is {how!r}; it is True, False, 'calls' or None")
-    graphs = list(graph.walk())
-    if not any(map(layers.repeated, graphs)):
-        largest = max(graphs, key=lambda g: len(g.nodes))
-        raise UnsupportedError(
-            f"scan_layers={how!r} finds no repeated layers in {graph.name!r}: {layers.first_difference(largest)}. "
-            "Leave out scan_layers="
-        )
-
-
-def _placed(
-    imported: Imported,
-    mesh: Mesh | None,
-    shardings: Mapping[str, PartitionSpec] | str | Plan | None,
-    device_configuration: str | None,
-    devices: Mapping[Any, jax.Device] | Sequence[jax.Device] | None,
-    stages: int | None,
-    microbatches: int,
-) -> Placement | None:
-    """Shardings of weights and inputs; None on one device."""
-    if stages is None:
-        placed = placement(imported, device_configuration, devices, mesh, shardings, None, microbatches)
-    elif device_configuration is not None:
-        raise ShardingError("stages= and device_configuration= both define pipeline stages: pass one of them")
-    else:
-        placed = by_count(imported, stages, microbatches, mesh, shardings, partial(costs, imported))
-    if isinstance(placed, Staged) and several(placed.mesh):
-        raise ShardingError("pipeline stages need devices of one process: make the mesh of jax.local_devices()")
-    return placed
-
-
-def process_state(placed: Placement | None, origin: Origin | None, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Values that must be equal in all processes of a mesh, by name; empty for one process."""
-    if placed is None or not several(placed.mesh):
-        return {}
-    return {"the file": origin and origin.digest(), "mesh= or shardings=": str(placed), **arguments}
 
 
 def open_model(source: Any, reading: Reading) -> Importer:

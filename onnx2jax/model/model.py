@@ -23,11 +23,13 @@ from ..runtime.dispatch import Constants, Signature, snapshot
 from ..runtime.params import DeviceParams
 from ..sharding.processes import equal_arguments, one_seed
 from ..sharding.rules import Placement
+from .build import with_options
 from .calls import arguments, buckets
 from .calls.outputs import as_outputs, bundled, unshared
 from .changes.max_size import check_counts
 from .changes.shapes import with_new_shapes
 from .files.export import Exports
+from .options import Options
 from .params import Params, immutable
 from .reports.calls import explain_call
 from .reports.card import described
@@ -50,7 +52,8 @@ class Model(Views, Exports):
         metadata: the file's metadata, as strings.
         graph: the frozen graph. Its initializers are memory maps where weights are external data: read ``params``.
         static: inputs fixed by ``convert(static=...)``, as read-only arrays.
-        settings: options of ``convert`` for execution.
+        options: those of ``convert``, a frozen dataclass of its keywords; ``with_options`` changes them.
+        settings: what evaluation and dispatch read of them.
         origin: the file, for ``onnx2jax.save``.
         placement: ``mesh``, a sharding for each of ``params``, and ``notes`` on the parts of a device configuration
             that could not be applied. None on one device.
@@ -63,6 +66,7 @@ class Model(Views, Exports):
     opsets: Mapping[str, int]
     metadata: Mapping[str, str]
     static: Mapping[str, Any]
+    options: Options
     settings: Settings
     origin: Origin | None
     placement: Placement | None
@@ -290,6 +294,29 @@ class Model(Views, Exports):
         if any(v.shape != self.types[n].shape for n, v in changes.items()):
             return with_new_shapes(self, changes)
         return self._replace(replace(self.spec, changes={**self.spec.changes, **changes}))
+
+    def with_options(self, **options: Any) -> Self:
+        """The model under other options, with the same parameter values, trained ones too.
+
+        Args:
+            **options: keywords of ``convert``; the others stay as they are. Those that rewrite the graph
+                (``max_size``, ``weights``, ``dtype``, ``rebatch``) apply before ``cut``, ``replace``, ``simplified``.
+
+        Raises:
+            TypeError: an unknown keyword.
+            UnsupportedError: an option has rewritten a graph that was changed since.
+
+        >>> import jax, numpy as np, onnx2jax
+        >>> model = onnx2jax.convert(onnx2jax.demo_model())
+        >>> half = model.with_options(dtype="bfloat16", outputs="compute", dims={"batch": 2})
+        >>> half(np.zeros((2, 1, 8, 8), np.float32)).dtype.name
+        'bfloat16'
+        """
+        spec = with_options(self.spec, options, type(self))
+        new = type(self)(spec)
+        if "weights" not in options and spec.placement is self.placement and spec.stored == self.types:
+            new._runtime.share_params(self._runtime)
+        return new
 
     def _replace(self, spec: Spec) -> Self:
         """The model of another spec; shares programs if only parameter values differ."""

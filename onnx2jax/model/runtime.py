@@ -100,7 +100,7 @@ class Runtime:
 
     def share_params(self, other: Runtime) -> None:
         """Use the parameters on devices that another runtime has, or will have."""
-        vars(self).update(params=other.params, constants=other.constants)
+        vars(self).update(params=other.params)
 
     # ------------------------------------------------------------------------------------------- the fast path
 

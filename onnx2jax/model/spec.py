@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 
@@ -20,6 +20,16 @@ from ..proto.origin import Origin
 from ..proto.types import TensorType, ValueInfo
 from ..sharding.rules import Placement
 from .calls import arguments, buckets
+from .options import Options
+
+DEFAULT: Final = Options()
+
+
+class Source(NamedTuple):
+    """An imported model, and the graph that the options of ``convert`` made of it."""
+
+    imported: Imported
+    rewritten: Graph
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +42,9 @@ class Spec:
         optional: inputs that have a default, by name.
         opsets: version of each operator set that the model imports.
         metadata: the file's metadata, as strings.
-        settings: options of ``convert`` for execution.
+        options: those of ``convert``.
+        settings: what evaluation and dispatch read of the options.
+        source: what the graph was made of by the options; None for a graph that was derived from a model's.
         static: values of fixed inputs: private, read-only arrays.
         bucket: sizes to which dimension variables are padded, ascending.
         max_size: sizes to which nodes with data-dependent shapes are padded.
@@ -47,7 +59,9 @@ class Spec:
     optional: Mapping[str, ValueInfo]
     opsets: Mapping[str, int]
     metadata: Mapping[str, str]
+    options: Options
     settings: Settings = field(default_factory=Settings)
+    source: Source | None = None
     static: Mapping[str, np.ndarray] = field(default_factory=dict)
     bucket: Mapping[str, list[int]] = field(default_factory=dict)
     max_size: Mapping[str, int] = field(default_factory=dict)
@@ -70,20 +84,20 @@ class Spec:
     def of(
         cls,
         imported: Imported,
+        options: Options = DEFAULT,
         *,
-        static: Mapping[str, Any] | None = None,
-        dim_overrides: Mapping[str, int] | None = None,
-        bucket: Mapping[str, Sequence[int]] | None = None,
-        **others: Any,
+        settings: Settings | None = None,
+        placement: Placement | None = None,
+        **fields: Any,
     ) -> Self:
-        """The spec of an imported file.
+        """The spec of an imported model, whose graph the options have rewritten.
 
         Raises:
-            InputError: ``static``, ``dim_overrides`` or ``bucket`` do not match the inputs.
+            InputError: ``static``, ``dims`` or ``bucket`` do not match the inputs.
         """
         graph = imported.graph
-        declared = arguments.override_dims(graph.inputs, dim_overrides or {})
-        fixed = arguments.fixed_inputs(declared, static or {})
+        declared = arguments.with_dims(graph.inputs, options.dims or {})
+        fixed = arguments.fixed_inputs(declared, options.static or {})
         free = [v for v in declared if v.name not in fixed]
         # Below IR 4 every weight is listed as an input; such an entry declares a constant (rule GR-06).
         own = imported.ir_version >= 4
@@ -93,9 +107,13 @@ class Spec:
             {v.name: v for v in free if own and v.name in graph.initializers},
             imported.opsets,
             imported.metadata,
+            replace(options, static=fixed),
+            options.settings(placement) if settings is None else settings,
             static=fixed,
-            bucket=buckets.checked_buckets(declared, bucket or {}),
-            **others,
+            bucket=buckets.checked_buckets(declared, options.bucket or {}),
+            max_size=dict(options.max_size or {}),
+            placement=placement,
+            **fields,
         )
 
     def with_graph(self, graph: Graph, static: Mapping[str, Any] | None = None, **fields: Any) -> Self:
@@ -106,15 +124,21 @@ class Spec:
             static: more inputs to fix.
             **fields: fields of the spec.
         """
+        imported = self.imported(graph)
+        names = {v.name for v in imported.graph.inputs}
+        fixed = {n: v for n, v in {**self.static, **(static or {})}.items() if n in names}
+        sizes = {n: fields.pop(n, None) for n in ("bucket", "max_size")}
+        options = replace(self.options, static=fixed, dims=None, **sizes)
+        own = {"settings": self.settings, "placement": self.placement, "changes": dict(self.changes)}
+        new = type(self).of(imported, options, **{**own, **fields})
+        return replace(new, changes={n: v for n, v in new.changes.items() if n in new.types})
+
+    def imported(self, graph: Graph) -> Imported:
+        """A graph over these parameters as if it had been imported, with this spec's declarations of inputs."""
         declared = {v.name: v for v in (*self.inputs, *self.optional.values())}
         weights = {v.name for v in self.graph.inputs} - declared.keys() - self.static.keys()  # below IR 4
         inputs = tuple(declared.get(v.name, v) for v in graph.inputs if v.name not in weights)
-        names = {v.name for v in inputs}
-        fixed = {n: v for n, v in {**self.static, **(static or {})}.items() if n in names}
-        imported = Imported(replace(graph, inputs=inputs), self.opsets, self.metadata, ir_version=4)
-        own = {"settings": self.settings, "placement": self.placement, "changes": dict(self.changes)}
-        new = type(self).of(imported, static=fixed, **{**own, **fields})
-        return replace(new, changes={n: v for n, v in new.changes.items() if n in new.types})
+        return Imported(replace(graph, inputs=inputs), self.opsets, self.metadata, ir_version=4)
 
     @cached_property
     def stored(self) -> Mapping[str, TensorType]:

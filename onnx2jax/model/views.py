@@ -119,7 +119,7 @@ class Views:
 
         That goes for the branches and bodies of If, Loop and Scan, too. Names of inputs, outputs and of the weights
         that remain are kept; functions and metadata stay as they are. Initializers that are inputs as well stay, as
-        callers may override them. Extents fixed by ``dim_overrides`` are fixed in the saved file.
+        callers may override them. Extents fixed by ``dims`` are fixed in the saved file.
 
         Args:
             merge_products: Whether MatMuls of one input by several weights, such as query, key and value, become one

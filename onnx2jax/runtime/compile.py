@@ -21,7 +21,7 @@ from ..ir import analysis
 from ..ir.fingerprint import fingerprint
 from ..ir.graph import Graph, Node
 from ..jaxpr.const_eval import Unfoldable
-from ..jaxpr.pipeline import Options
+from ..jaxpr.pipeline import Passes
 from ..limits import BY_VALUE, LARGEST_CONSTANT, MOST_VALUES
 from ..ops.arrays import is_traced
 from ..ops.registry import Operator
@@ -211,7 +211,7 @@ class Subprogram:
         """The program for a signature: read from ``cache_dir`` if another process compiled it, or traced now."""
         args, jitted = (self._own_params(params.types), dict(values), rng), self._jitted(False)
         device = device_of((*leaves, *(params[k] for k in list(args[0])[:1])))
-        options = Options("" if device is None else compat.lowering_platform(device), self.settings.skip)
+        options = Passes("" if device is None else compat.lowering_platform(device), self.settings.skip)
         if self.settings.scan_layers == "calls" and device is not None:
             sections = Sections.of(jitted.trace(constants, *args), sorted(args[0]), device, options)
             if sections is not None:
@@ -304,7 +304,7 @@ class Subprogram:
             warnings.warn(
                 f"{self.graph.name!r} was compiled {self.compiles} times ({self.seconds:.1f} s so far): {name!r} came "
                 f"in {len(shapes)} {what}, such as {', '.join(sorted(shapes)[:3])}. Fix its free dimensions with "
-                "convert(..., dim_overrides={'name': n}), or pad it: convert(..., bucket={'name': [64, 128, 256]}); "
+                "convert(..., dims={'name': n}), or pad it: convert(..., bucket={'name': [64, 128, 256]}); "
                 "to hear of it later: convert(..., warn_after=n)",
                 RecompilationWarning,
                 stacklevel=2,

@@ -60,7 +60,7 @@ class Executable:
         jitted: Any,
         constants: Any,
         *args: Any,
-        options: pipeline.Options = pipeline.Options(),  # noqa: B008  (frozen)
+        options: pipeline.Passes = pipeline.Passes(),  # noqa: B008  (frozen)
         kept: Kept | None = None,
     ) -> None:
         """

@@ -62,7 +62,7 @@ class Compiled:
         name: str,
         program: Program,
         donated: Sequence[int],
-        options: pipeline.Options,
+        options: pipeline.Passes,
         device: Any,
         pool: Executor,
     ) -> None:
@@ -138,7 +138,12 @@ class Sections:
 
     @classmethod
     def of(
-        cls, traced: Any, names: Sequence[str], device: Any, options: pipeline.Options, donated: Collection[int] = ()
+        cls,
+        traced: Any,
+        names: Sequence[str],
+        device: Any,
+        options: pipeline.Passes,
+        donated: Collection[int] = (),
     ) -> Sections | None:
         """The sections of a traced function; None if it calls no layer twice, or is no sequence of sections.
 
@@ -218,7 +223,12 @@ class _Cut:
     """The parts of a program, in order."""
 
     def __init__(
-        self, program: Program, names: Sequence[str], donated: Collection[int], options: pipeline.Options, device: Any
+        self,
+        program: Program,
+        names: Sequence[str],
+        donated: Collection[int],
+        options: pipeline.Passes,
+        device: Any,
     ) -> None:
         self.program, self.options, self.device = program, options, device
         self._parameters = dict(zip(program.inputs, names, strict=False))

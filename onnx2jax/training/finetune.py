@@ -18,7 +18,7 @@ from .. import compat
 from ..errors import InputNameError, ShardingError, known_keywords
 from ..eval.values import to_host
 from ..ir import analysis
-from ..model.convert import process_state
+from ..model.build import process_state
 from ..model.model import Model
 from ..runtime.multi_device_jit import Spread
 from ..sharding import rules

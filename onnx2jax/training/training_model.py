@@ -24,6 +24,7 @@ from ..ir.graph import Graph
 from ..model.calls import arguments
 from ..model.calls.outputs import as_outputs, field_names
 from ..model.model import Model
+from ..model.options import Options
 from ..model.spec import Spec
 from ..proto.mapped import load
 from ..runtime.dispatch import Constants, snapshot
@@ -113,6 +114,7 @@ class TrainingModel(TrainingEngine):
         self._params = {**constants, **self._variables}
         self._placement = placement(imported, device_configuration, devices, mesh, shardings, (graphs, self._params))
         place = self._placement.constrain if self._placement else None
+        self._options = Options(max_trips=max_trips, optimize=optimize)
         self._settings = Settings(max_trips=max_trips, place=place, optimize=optimize)
         self._draws = any(info.algorithm.draws for info in infos)
         self._fields = field_names(v.name for v in imported.graph.outputs)
@@ -246,7 +248,7 @@ class TrainingModel(TrainingEngine):
         settings = replace(self._settings, place=None)
         changes = {n: snapshot(v) for n, v in values.items()}
         imported = replace(self._imported, graph=graph)
-        return Model(Spec.of(imported, settings=settings, origin=self.origin, changes=changes))
+        return Model(Spec.of(imported, self._options, settings=settings, origin=self.origin, changes=changes))
 
     def changed(self, state: TrainingState | None = None) -> dict[str, jax.Array]:
         """The variables of a state (by default ``self.state``) under the names that ``save`` uses.

@@ -262,6 +262,6 @@ def test_a_dimension_variable_is_one_name_in_all_graphs() -> None:
         y, z = clean(parse(text), np.int64(trips), TRUE, np.ones(n, F))
         same(y, (-1) ** trips * np.ones(n))
         assert z.shape == (trips, n)  # with no trips, N of the body is still that of the input
-    fixed = onnx2jax.convert(parse(text), dim_overrides={"N": 2})
+    fixed = onnx2jax.convert(parse(text), dims={"N": 2})
     with pytest.raises(InputShapeError, match="extent 2 on axis 0"):
         fixed(np.int64(1), TRUE, np.ones(3, F))

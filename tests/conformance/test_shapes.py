@@ -185,7 +185,7 @@ def test_dimension_variables_of_outputs_are_checked_in_the_log(caplog: pytest.Lo
 def test_declared_outputs_of_padded_fixed_and_symbolic_extents() -> None:
     text = "g (float[N] x) => (float[N] y) { y = Relu (x) }"
     same(onnx2jax.convert(parse(text), bucket={"N": [4]})(X), [0, 2])
-    same(onnx2jax.convert(parse(text), dim_overrides={"N": 2})(X), [0, 2])
+    same(onnx2jax.convert(parse(text), dims={"N": 2})(X), [0, 2])
     same(onnx2jax.convert(parse(text), static={"x": X})(), [0, 2])
     (n,) = jax.export.symbolic_shape("n")
     doubled = onnx2jax.convert(parse(text.replace("Relu (x)", "Concat <axis = 0> (x, x)")))

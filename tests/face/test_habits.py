@@ -109,11 +109,11 @@ def test_optax_labels_parameters_by_name(model: onnx2jax.Model) -> None:
 DIGITS = onnx2jax.demo_training_model()
 Call = Callable[[Any], object]
 MISSPELT: dict[str, tuple[Call, str]] = {
-    "keyword": (lambda _: onnx2jax.convert(mlp(), dim_override={}), "dim_overrides"),  # type: ignore[call-arg]
+    "keyword": (lambda _: onnx2jax.convert(mlp(), dim={}), "dims"),  # type: ignore[call-arg]
     "keyword of decoder": (lambda _: onnx2jax.decoder(mlp(), contekst=8), "context"),
     "keyword of a session": (lambda _: onnx2jax.InferenceSession(mlp(), provider=[]), "providers"),  # type: ignore[arg-type]
     "keyword of TrainingModel": (lambda _: onnx2jax.TrainingModel(DIGITS, output=["loss"]), "outputs"),  # type: ignore[call-arg]
-    "dimension": (lambda _: onnx2jax.convert(mlp(), dim_overrides={"bacth": 3}), "batch"),
+    "dimension": (lambda _: onnx2jax.convert(mlp(), dims={"bacth": 3}), "batch"),
     "output": (lambda model: model.run(["Y"], {"x": X}), "y"),
     "output of join": (lambda model: onnx2jax.join(model, mlp(), {"Y": "x"}), "y"),
     "input of join": (lambda model: onnx2jax.join(model, mlp(), {"y": "X"}), "x"),

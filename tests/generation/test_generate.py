@@ -26,7 +26,7 @@ from onnx2jax.errors import (
     UnsupportedError,
 )
 from onnx2jax.generation import loop, verified
-from onnx2jax.jaxpr.pipeline import Options
+from onnx2jax.jaxpr.pipeline import Passes
 from onnx2jax.runtime import params
 from tests.generation import shared
 from tests.generation.shared import P, Q, file, greedy, logits
@@ -345,10 +345,10 @@ def test_an_unrecognised_cache_is_a_missing_input() -> None:
 
 
 def test_programs_for_a_gpu_hoist_and_are_not_stored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    made: list[Options] = []
+    made: list[Passes] = []
 
-    def recorded(*args: Any, **options: Any) -> Options:
-        made.append(Options(*args, **options))
+    def recorded(*args: Any, **options: Any) -> Passes:
+        made.append(Passes(*args, **options))
         return made[-1]
 
     monkeypatch.setattr(loop, "Options", recorded)

@@ -37,9 +37,7 @@ def test_keywords_of_read_are_refused_with_a_file_object() -> None:
     for take in (onnx2jax.convert, onnx2jax.TrainingModel, onnx2jax.check):
         with pytest.raises(TypeError, match=r"has been read already; pass strict to onnx2jax\.read"):
             take(file, strict=False)
-        with pytest.raises(
-            TypeError, match=r"unknown keyword strickt; did you mean 'strict'\?; keywords are .*'strict'"
-        ):
+        with pytest.raises(TypeError, match=r"unknown keyword strickt; did you mean 'strict'\?"):
             take(mlp(), strickt=True)  # type: ignore[call-arg]
 
 

@@ -14,7 +14,7 @@ import onnx2jax
 from onnx2jax import compat
 from onnx2jax.jaxpr import pipeline
 from onnx2jax.jaxpr.passes.cpu import conv_library
-from onnx2jax.jaxpr.pipeline import Options
+from onnx2jax.jaxpr.pipeline import Passes
 from tests.support.models import model, value
 
 OLD, MIDDLE, NEW = (0, 10), (0, 11), (0, 12)
@@ -76,9 +76,9 @@ def test_options_that_xla_refuses_are_not_used(monkeypatch: pytest.MonkeyPatch) 
 def test_options_leave_other_platforms_and_skipped_passes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compat, "jaxlib_release", lambda: OLD)
     main = program(LARGE)
-    assert pipeline.compiler_options(main, Options()) is not None
-    assert pipeline.compiler_options(main, Options("tpu")) is None
-    assert pipeline.compiler_options(main, Options().skipping("conv_library")) is None
+    assert pipeline.compiler_options(main, Passes()) is not None
+    assert pipeline.compiler_options(main, Passes("tpu")) is None
+    assert pipeline.compiler_options(main, Passes().skipping("conv_library")) is None
 
 
 @pytest.mark.skipif(compat.jaxlib_release() not in conv_library.RANGES, reason="XLA's own choice")

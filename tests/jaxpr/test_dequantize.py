@@ -72,7 +72,7 @@ LEFT: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] = {
 
 def multiplied(program: Program, platform: str = "cpu") -> Program:
     """The pass, as it runs for a platform."""
-    return pipeline._dequantize(program, pipeline.Options(platform))
+    return pipeline._dequantize(program, pipeline.Passes(platform))
 
 
 def programs(name: str, cases: Any, platform: str = "cpu") -> tuple[Any, Any, tuple[Any, ...]]:
@@ -118,7 +118,7 @@ def test_it_runs_for_cpus_and_tpus() -> None:
     """XLA has no convolutions of integers for GPUs."""
     closed, _, _ = programs("a convolution", CASES)
     for platform, dtype in (("cpu", np.int32), ("tpu", np.int32), ("cuda", np.float32)):
-        main = pipeline.run(closed, 0, pipeline.Options(platform, frozenset({"layout_assignment"}))).main
+        main = pipeline.run(closed, 0, pipeline.Passes(platform, frozenset({"layout_assignment"}))).main
         assert sums(main or closed) == [dtype], platform
 
 

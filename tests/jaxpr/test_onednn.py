@@ -18,7 +18,7 @@ import onnx2jax
 from onnx2jax import compat
 from onnx2jax.jaxpr.passes.cpu import onednn
 from onnx2jax.jaxpr.passes.cpu.conv_lowering import convolve
-from onnx2jax.jaxpr.pipeline import Options
+from onnx2jax.jaxpr.pipeline import Passes
 from onnx2jax.jaxpr.program import Program
 from onnx2jax.ops.quant import int8_product
 from onnx2jax.ops.window import Window
@@ -150,7 +150,7 @@ def test_programs_use_them_that_no_other_process_has_to_load(portable: bool) -> 
         0,
         {"w": w},
         x,
-        options=Options(portable=portable),
+        options=Passes(portable=portable),
     )
     assert ("onednn" in program.main.lower([w], [x]).as_text()) is not portable
 

@@ -15,7 +15,7 @@ import onnx2jax
 from onnx2jax import debug
 from onnx2jax.errors import InputTypeError, InputValueError
 from onnx2jax.jaxpr import pipeline
-from onnx2jax.jaxpr.pipeline import NAMES, OptimizationWarning, Options, parse, run, run_training
+from onnx2jax.jaxpr.pipeline import NAMES, OptimizationWarning, Passes, parse, run, run_training
 from onnx2jax.jaxpr.program import Program, branch_for, expand
 from onnx2jax.ops.conv import conv
 from onnx2jax.ops.window import window_of
@@ -45,7 +45,7 @@ def primitives(closed: Any) -> list[str]:
     return [e.primitive.name for e in closed.jaxpr.eqns]
 
 
-def results(options: Options) -> tuple[list[str], Any]:
+def results(options: Passes) -> tuple[list[str], Any]:
     """The primitives of the program after the passes, which is shown to compute what it computed before."""
     hoisted = run(traced(), 3, options)
     arguments = hoisted.hoisted_arguments(*as_weights([W, SCALE, BIAS, X]))
@@ -59,11 +59,11 @@ def results(options: Options) -> tuple[list[str], Any]:
 
 
 def test_optimize_may_be_a_bool_or_names_to_skip() -> None:
-    assert parse(True) == Options()
+    assert parse(True) == Passes()
     assert parse(False) is None
-    assert parse({"skip": []}) == Options()
-    assert parse({"skip": ["microbatch", "onednn"]}) == Options(skip=frozenset({"microbatch", "onednn"}))
-    assert hash(parse({"skip": ["microbatch"]})) == hash(Options().skipping("microbatch"))
+    assert parse({"skip": []}) == Passes()
+    assert parse({"skip": ["microbatch", "onednn"]}) == Passes(skip=frozenset({"microbatch", "onednn"}))
+    assert hash(parse({"skip": ["microbatch"]})) == hash(Passes().skipping("microbatch"))
 
 
 @pytest.mark.parametrize("optimize", ["hoist_params", {"skip": "hoist_params"}, {"only": []}, {}, None, 1])
@@ -79,11 +79,11 @@ def test_a_name_of_no_pass_is_refused_with_all_names() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_without_a_pass_the_numbers_stay(name: str) -> None:
-    results(Options().skipping(name))
+    results(Passes().skipping(name))
 
 
 def test_without_layout_assignment_images_stay_channels_first() -> None:
-    hoisted = run(traced(), 3, Options().skipping("layout_assignment"))
+    hoisted = run(traced(), 3, Passes().skipping("layout_assignment"))
     assert hoisted.main is not None
     assert "conv_general_dilated" in primitives(hoisted.main)
     assert "transpose" not in primitives(hoisted.main)
@@ -91,8 +91,8 @@ def test_without_layout_assignment_images_stay_channels_first() -> None:
 
 def test_onednn_is_for_cpus_and_for_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onnx2jax.jaxpr.passes.cpu.onednn.is_available", lambda: True)
-    assert Options().onednn
-    for options in (Options(platform="cuda"), Options(portable=True), Options().skipping("onednn")):
+    assert Passes().onednn
+    for options in (Passes(platform="cuda"), Passes(portable=True), Passes().skipping("onednn")):
         assert not options.onednn
 
 
@@ -100,7 +100,7 @@ def test_onednn_is_for_cpus_and_for_this_process(monkeypatch: pytest.MonkeyPatch
 
 
 def test_other_platforms_fold_and_hoist_alone() -> None:
-    names, arguments = results(Options(platform="rocm"))
+    names, arguments = results(Passes(platform="rocm"))
     assert sorted({*names} - {"platform_index"}) == ["add", "broadcast_in_dim", "conv_general_dilated"]
     assert [v.shape for v in arguments] == [W.shape, (4,)]
 
@@ -111,7 +111,7 @@ def test_other_platforms_take_their_own_branch() -> None:
 
     closed = jax.make_jaxpr(function)(W, W)
     for platform, name in (("cuda", "add"), ("tpu", "sub"), ("rocm", "neg"), ("cpu", "neg")):
-        hoisted = run(closed, 1, Options(platform=platform))
+        hoisted = run(closed, 1, Passes(platform=platform))
         assert hoisted.main is not None
         assert [n for n in primitives(hoisted.main) if n != "platform_index"] == ["mul", name]
 
@@ -154,10 +154,10 @@ def test_a_pass_that_fails_warns_once_and_the_numbers_stay(broken: str) -> None:
     with pytest.warns(
         OptimizationWarning, match=rf"the pass '{broken}' failed.* \(KeyError: 'window_strides'\)"
     ) as said:
-        results(Options())
+        results(Passes())
     assert len(said) == 1
     assert (" after fold_batchnorm" in str(said[0].message)) == (broken not in ("dequantize", "fold_batchnorm"))
-    results(Options())  # a second warning would be an error
+    results(Passes())  # a second warning would be an error
 
 
 @pytest.mark.parametrize("broken", [p.name for p in pipeline.TRAINING_PASSES], indirect=True)
@@ -165,7 +165,7 @@ def test_a_pass_over_a_training_step_may_fail(broken: str) -> None:
     gradient = jax.grad(lambda w, x: network(w, SCALE, BIAS, x)[0].sum())
     closed = jax.make_jaxpr(gradient)(W, X)
     with pytest.warns(OptimizationWarning, match=f"'{broken}'"):
-        changed = run_training(closed, 1, Options())
+        changed = run_training(closed, 1, Passes())
     ours, plain = jax.jit(lambda w, x: (jaxpr_as_fun(changed)(w, x)[0], gradient(w, x)))(W, X)
     np.testing.assert_allclose(ours, plain, rtol=1e-4, atol=1e-4)
 
@@ -189,10 +189,10 @@ def test_programs_are_printed_after_each_pass(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(debug.VARIABLE, "2")
-    run(traced(), 3, Options(portable=True))
+    run(traced(), 3, Passes(portable=True))
     assert capsys.readouterr().err == ""
     monkeypatch.setenv(debug.VARIABLE, "3")
-    run(traced(), 3, Options(portable=True))
+    run(traced(), 3, Passes(portable=True))
     printed = capsys.readouterr().err
     names = re.findall(r"^onnx2jax: (\w+): \d+ equations before, \d+ after\n(?:let|\{ lambda)", printed, re.MULTILINE)
     assert names == [p.name for p in pipeline.PASSES]

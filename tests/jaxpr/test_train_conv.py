@@ -12,7 +12,7 @@ from jax.extend.core import jaxpr_as_fun
 import onnx2jax
 from onnx2jax.jaxpr.passes.cpu.layout_assignment import assign_training_layouts
 from onnx2jax.jaxpr.passes.training.train_conv import training_rules
-from onnx2jax.jaxpr.pipeline import Options, run_training
+from onnx2jax.jaxpr.pipeline import Passes, run_training
 from onnx2jax.jaxpr.program import Program
 from tests.support.models import text_model
 
@@ -45,7 +45,7 @@ def test_gradients_are_those_of_the_plain_program(side: int, kernel: int, subtes
         cases = {
             (groups, strides): step(32, side, kernel, groups, strides) for groups in (1, 2, 32) for strides in (1, 2)
         }
-        programs = {case: (run_training(closed, 2, Options()), closed) for case, (closed, _) in cases.items()}
+        programs = {case: (run_training(closed, 2, Passes()), closed) for case, (closed, _) in cases.items()}
         arguments = {case: given for case, (_, given) in cases.items()}
         results = jax.jit(lambda all: {c: [jaxpr_as_fun(p)(*all[c]) for p in programs[c]] for c in programs})(arguments)
     for (groups, strides), (changed, closed) in programs.items():

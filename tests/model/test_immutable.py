@@ -188,7 +188,7 @@ def test_an_input_named_rng_and_a_key() -> None:
 
 def test_a_model_can_be_pickled_and_copied(tmp_path: Path) -> None:
     path = onnx2jax.save(mlp(), tmp_path / "m.onnx", external_data=True, size_threshold=0)
-    m = onnx2jax.convert(path, dim_overrides={"batch": 2}).with_params({"b2": np.float32([5, 6])})
+    m = onnx2jax.convert(path, dims={"batch": 2}).with_params({"b2": np.float32([5, 6])})
     assert copy.deepcopy(m) is m
     again = pickle.loads(pickle.dumps(m))
     for other in (copy.copy(m), again):

@@ -22,6 +22,7 @@ from onnx2jax.errors import (
     KnownValueError,
     OperatorError,
     RandomKeyError,
+    UnsupportedError,
 )
 from tests.support.models import mlp, mlp_reference, model, one_node, value
 
@@ -395,21 +396,21 @@ def test_data_dependent_shapes_run_on_the_host() -> None:
     assert not m.jitted
 
 
-def test_dim_overrides_fix_dimensions() -> None:
-    m = onnx2jax.convert(mlp(), dim_overrides={"batch": 3})
+def test_dims_fix_dimensions() -> None:
+    m = onnx2jax.convert(mlp(), dims={"batch": 3})
     assert m.inputs[0].type.shape == (3, 4)  # type: ignore[union-attr]
     with pytest.raises(InputShapeError, match="extent 3 on axis 0"):
         m(X[:2])
     with pytest.raises(InputNameError, match=r"dimension variables are \['batch'\]"):
-        onnx2jax.convert(mlp(), dim_overrides={"seq": 3})
+        onnx2jax.convert(mlp(), dims={"seq": 3})
 
 
 def test_dimensions_without_a_name_are_called_by_input_and_axis(tmp_path: Path) -> None:
-    """``dim_overrides``, ``summary``, ``compile``, ``cost`` and ``export`` take the same names."""
+    """``dims``, ``summary``, ``compile``, ``cost`` and ``export`` take the same names."""
     proto = one_node("Neg", {"x": (np.float32, [None, "x_0", None, 2])})  # x_0 is a name of the file
     m = onnx2jax.convert(proto)
     assert m.inputs[0].shape == (None, "x_0", None, 2)
-    assert onnx2jax.convert(proto, dim_overrides={"x_2": 3}).inputs[0].shape == (None, "x_0", 3, 2)
+    assert onnx2jax.convert(proto, dims={"x_2": 3}).inputs[0].shape == (None, "x_0", 3, 2)
     dims = {"x_0_": 4, "x_0": 5, "x_2": 3}
     assert m.summary(dims=dims).inputs == {"x": "float32[4, 5, 3, 2]"}
     assert m.compile(dims=dims).compilations == 1
@@ -418,7 +419,7 @@ def test_dimensions_without_a_name_are_called_by_input_and_axis(tmp_path: Path) 
     exported = onnx2jax.load_exported(m.export(tmp_path / "exported", dims={"x_2": 3}))
     assert exported.inputs[0].shape == ("x_0_", "x_0", 3, 2)
     with pytest.raises(InputNameError, match=r"\['x_0_', 'x_0', 'x_2'\]"):
-        onnx2jax.convert(proto, dim_overrides={"x_1": 3})
+        onnx2jax.convert(proto, dims={"x_1": 3})
     with pytest.raises(InputNameError, match=r"bucket names \['x_2'\]"):  # outputs do not declare it
         onnx2jax.convert(proto, bucket={"x_2": [4]})
 
@@ -544,7 +545,7 @@ def test_invalid_feeds_and_extents_are_rejected() -> None:
     with pytest.raises(InputTypeError, match="a dict of arrays by name"):
         m.run(None, None)  # type: ignore[arg-type]
     with pytest.raises(InputShapeError, match=r"batch.*-1"):
-        onnx2jax.convert(mlp(), dim_overrides={"batch": -1})
+        onnx2jax.convert(mlp(), dims={"batch": -1})
 
 
 @pytest.mark.parametrize("shape", [[-1, 2], [2, -1]])
@@ -565,3 +566,27 @@ def test_lists_for_an_input_of_undeclared_type() -> None:
         cut([1.0, 2.0, 3.0])
     with pytest.raises(OperatorError, match=r"node 'y'.*(?s:.*)input 0 is seq\(float\).*give one array"):
         cut([np.ones(3, np.float32)])
+
+
+def test_options_change_on_a_model_that_is_there() -> None:
+    tuned = onnx2jax.convert(mlp(), dims={"batch": 3}).with_params({"b2": np.float32([5, 6])})
+    x = np.ones((3, 4), np.float32)
+    half = tuned.with_options(dtype="bfloat16", dims=None)
+    assert half.inputs[0].shape[0] == "batch"
+    np.testing.assert_allclose(half(x), tuned(x), rtol=2e-2)  # with the tuned bias
+    plain = half.with_options(dtype=None, optimize=False)
+    np.testing.assert_allclose(plain(x), tuned(x), rtol=1e-6)
+    assert plain.options.optimize is False and tuned.options.optimize is True
+    with pytest.raises(TypeError, match="with_options: unknown keyword dim_overrides; the nearest are 'dims'"):
+        tuned.with_options(dim_overrides={"batch": 2})
+
+
+def test_options_that_rewrote_a_graph_stay_once_it_is_changed() -> None:
+    half = onnx2jax.convert(mlp(), dtype="bfloat16")
+    part = half.cut(outputs=[half.graph.nodes[0].outputs[0]])
+    assert part.with_options(optimize=False).options.optimize is False
+    with pytest.raises(UnsupportedError, match=r"change it before, model.with_options\(dtype="):
+        part.with_options(dtype=None)
+    late = onnx2jax.convert(mlp()).cut(outputs=[half.graph.nodes[0].outputs[0]]).with_options(dtype="bfloat16")
+    x = np.ones((2, 4), np.float32)
+    np.testing.assert_allclose(late(x), np.asarray(part(x), np.float32), rtol=1e-2)

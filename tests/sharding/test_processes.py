@@ -122,7 +122,7 @@ ERRORS = {
     "an extent": "ShardingError: 'b2' of shape [2], rule 'b2': P('data',) over mesh data: 4 x model: 2: axis 0 of 2",
     "another file": f"ProcessError: {DIFFER}convert: the file is ",
     "another plan": f"ProcessError: {DIFFER}convert: mesh= or shardings= is ",
-    "another argument": f"ProcessError: {DIFFER}convert: dim_overrides= is ",
+    "another argument": f"ProcessError: {DIFFER}convert: dims= is ",
     "another type": f"ProcessError: {DIFFER}convert: dtype= is ",
     "other values": f"ProcessError: {DIFFER}a call of the model: x is float32[8, 4] ",
     "other rows": f"ProcessError: {DIFFER}arrays from processes: x is ",

@@ -132,7 +132,7 @@ def disagree(mesh: jax.sharding.Mesh, process: int, folder: Path) -> dict[str, A
             lambda: onnx2jax.convert(mlp() if process else folder / "none.onnx", mesh=mesh)
         ),
         "another plan": refused(lambda: onnx2jax.convert(mlp(), mesh=mesh, shardings="tensor" if process else "data")),
-        "another argument": refused(lambda: onnx2jax.convert(mlp(), mesh=mesh, dim_overrides={"batch": 8 + process})),
+        "another argument": refused(lambda: onnx2jax.convert(mlp(), mesh=mesh, dims={"batch": 8 + process})),
         "another type": refused(lambda: onnx2jax.convert(mlp(), mesh=mesh, dtype=[None, "bfloat16"][process])),
         "other values": refused(lambda: model(X[process])),
         "another shape": refused(lambda: model(X[0][:, : 4 - process])),

@@ -49,14 +49,14 @@ def check_dims(keyword: str, given: Iterable[str], inputs: Iterable[ValueInfo]) 
         )
 
 
-def override_dims(inputs: Sequence[ValueInfo], overrides: Mapping[str, int]) -> tuple[ValueInfo, ...]:
+def with_dims(inputs: Sequence[ValueInfo], dims: Mapping[str, int]) -> tuple[ValueInfo, ...]:
     """The inputs with dimension variables replaced by extents; others keep their names, or none."""
     named = named_dims(inputs)
-    check_dims("dim_overrides", overrides, named)
-    if negative := {n: size for n, size in overrides.items() if size < 0}:
-        raise InputShapeError(f"dim_overrides: an extent must not be negative ({negative})")
+    check_dims("dims", dims, named)
+    if negative := {n: size for n, size in dims.items() if size < 0}:
+        raise InputShapeError(f"dims: an extent must not be negative ({negative})")
     return tuple(
-        v.reshaped([overrides.get(str(n), d) for n, d in zip(by_name.shape or (), v.shape or (), strict=True)])
+        v.reshaped([dims.get(str(n), d) for n, d in zip(by_name.shape or (), v.shape or (), strict=True)])
         for v, by_name in zip(inputs, named, strict=True)
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -12,12 +13,11 @@ from ...ir import analysis
 from ...ir.graph import Imported
 from ...sharding.stages import weights_read
 from ..changes.parts import node_outputs, with_graph, with_outputs
-from ..model import Model
 from ..reports.summary import MARK, feeds_of, traced
 from ..spec import Spec
 
 
-def costs(imported: Imported) -> list[float]:
+def costs(model_type: Any, imported: Imported) -> list[float]:
     """The cost of each node of the main graph: the mean of its share of FLOPs and its share of weight bytes.
 
     FLOPs are counted by tracing with free extents of 1; if that fails, only bytes are. The bytes of a weight are its
@@ -28,14 +28,14 @@ def costs(imported: Imported) -> list[float]:
     for node in imported.graph.nodes:
         held.append(sum(sizes.pop(n, 0) for n in weights_read(imported.graph, node)))
     shares = [held]
-    if flops := _flops(imported):
+    if flops := _flops(model_type, imported):
         shares.append([flops[i] for i in range(len(held))])
     shares = [s for s in shares if sum(s)] or [[1] * len(held)]
     return [sum(s[i] / sum(s) for s in shares) / len(shares) for i in range(len(held))]
 
 
-def _flops(imported: Imported) -> Counter[int] | None:
-    model = Model(Spec.of(imported))
+def _flops(model_type: Any, imported: Imported) -> Counter[int] | None:
+    model = model_type(Spec.of(imported))
     nodes = tuple(replace(n, name=f"{MARK}{i}") for i, n in enumerate(model.graph.nodes))
     marked = replace(model.graph, nodes=nodes)
     try:

@@ -58,7 +58,7 @@ def save(
     """Write a model with new weights to a file.
 
     Everything else is preserved: nodes, names, versions, unknown fields, and the encoding of every tensor. Options of
-    ``convert`` (``static``, ``dim_overrides``) are not written.
+    ``convert`` (``static``, ``dims``) are not written.
 
     Writing is atomic: after a failure, or if the process is killed, the path has the old model or the new one.
     ``path`` may be the file that the model was converted from. A symbolic link at ``path`` is replaced, not followed.

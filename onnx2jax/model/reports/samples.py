@@ -43,7 +43,7 @@ def random_values(inputs: Iterable[ValueInfo], rng: np.random.Generator) -> dict
             others = f", {count:,} with those before it" if count > size else ""
             raise InputTypeError(
                 f"input {info} has {size:,} elements{others}, and random values are made for at most {most:,}: give "
-                f"the inputs, {{{info.name!r}: array}}, or choose smaller extents (dim_overrides={{name: size}}, "
+                f"the inputs, {{{info.name!r}: array}}, or choose smaller extents (dims={{name: size}}, "
                 "--dim name=size, or those in the file)"
             )
     return {name: _random(shape, dtype, rng) for name, (shape, dtype) in wanted.items()}

@@ -300,9 +300,9 @@ def test_values_depending_on_symbolic_extents_are_not_folded(comparison: str, ex
     assert operators(small) == ["Shape", comparison, "Where"]
 
 
-def test_extents_of_dim_overrides_are_in_the_file(tmp_path: Path) -> None:
+def test_extents_of_dims_are_in_the_file(tmp_path: Path) -> None:
     text = "g (float[n, 3] x) => (float[n, 3] y) { s = Shape(x) o = ConstantOfShape(s) y = Add(x, o) }"
-    small = onnx2jax.convert(text_model(text), dim_overrides={"n": 2}).simplified()
+    small = onnx2jax.convert(text_model(text), dims={"n": 2}).simplified()
     assert operators(small) == ["Add"]
     file = onnx.load(onnx2jax.save(small, tmp_path / "small.onnx"))
     for v in (*file.graph.input, *file.graph.output):

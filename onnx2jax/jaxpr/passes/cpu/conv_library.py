@@ -23,7 +23,7 @@ from .... import compat
 from ...program import Equation, Program, branch_for, convolution_flops
 
 NAME: Final = "conv_library"
-"""For ``Options.skip``."""
+"""For ``Passes.skip``."""
 
 
 class Range(NamedTuple):

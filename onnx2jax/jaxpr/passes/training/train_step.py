@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from ...pipeline import Options, run_training
+from ...pipeline import Passes, run_training
 from ...program import as_function
 
 
@@ -23,7 +23,7 @@ def with_passes(function: Callable[..., Any], skip: Collection[str] = ()) -> Cal
     @functools.wraps(function)
     def inside(*args: Any) -> Any:
         closed, results = jax.make_jaxpr(function, return_shape=True)(*args)
-        program = run_training(closed, len(jax.tree.leaves(args[0])), Options().skipping(*skip))
+        program = run_training(closed, len(jax.tree.leaves(args[0])), Passes().skipping(*skip))
         return jax.tree.unflatten(jax.tree.structure(results), as_function(program)(*jax.tree.leaves(args)))
 
     return inside

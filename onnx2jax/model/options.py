@@ -1,0 +1,136 @@
+"""The options of ``convert``, which a model keeps."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, Literal, Self
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+
+from ..errors import InputNameError, InputValueError, UnsupportedError, names_list
+from ..eval.interpreter import Settings
+from ..ir import layers
+from ..ir.graph import Graph, Imported
+from ..jaxpr import pipeline
+from ..runtime import program_cache
+from ..sharding.plans import Plan
+from ..sharding.rules import Placement
+from .changes.dtype import compute_dtype, with_dtype
+from .changes.max_size import with_max_size
+from .changes.pack import with_packed
+from .changes.rebatch import rebatched
+from .changes.unpack import with_weights
+
+REWRITING: Final = ("max_size", "weights", "dtype", "outputs", "float32", "rebatch")
+"""Options that rewrite the graph."""
+FILE: Final = ("device_configuration", "devices")
+"""Options about device configurations, which only the graph of a file has."""
+PER_PROCESS: Final = ("warn_after", "cache_dir", "mesh", "shardings", "devices")
+"""Options that may differ between the processes of a mesh, or whose result they compare."""
+
+
+@dataclass(frozen=True, eq=False)
+class Options:
+    """The keywords of ``convert``, documented there."""
+
+    static: Mapping[str, Any] | None = None
+    dims: Mapping[str, int] | None = None
+    bucket: Mapping[str, Sequence[int]] | None = None
+    max_size: Mapping[str, int] | None = None
+    max_trips: int | None = None
+    loop_cond: Literal["onnx", "onnxruntime"] = "onnx"
+    rebatch: bool | Mapping[str, int] = False
+    weights: Any = None
+    dtype: Any = None
+    outputs: Literal["declared", "compute"] = "declared"
+    float32: str | Iterable[str] = ()
+    scan_layers: bool | Literal["calls"] | None = None
+    warn_after: int = 16
+    optimize: bool | Mapping[str, Sequence[str]] = True
+    cache_dir: str | os.PathLike[str] | bool | None = True
+    background_compile: bool = False
+    mesh: Mesh | None = None
+    shardings: Mapping[str, PartitionSpec] | str | Plan | None = None
+    device_configuration: str | None = None
+    devices: Mapping[Any, jax.Device] | Sequence[jax.Device] | None = None
+    stages: int | None = None
+    microbatches: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "float32", tuple(names_list(self.float32)))
+        if not isinstance(self.cache_dir, bool | None):
+            object.__setattr__(self, "cache_dir", Path(self.cache_dir))
+        for f in fields(self):  # the caller may change a dict later
+            if isinstance(value := getattr(self, f.name), dict):
+                object.__setattr__(self, f.name, MappingProxyType(dict(value)))
+        if self.loop_cond not in ("onnx", "onnxruntime"):
+            raise InputNameError(f"loop_cond is {self.loop_cond!r}; it is 'onnx' or 'onnxruntime'")
+        if self.scan_layers not in (True, False, "calls", None):
+            raise InputValueError(f"scan_layers is {self.scan_layers!r}; it is True, False, 'calls' or None")
+        _ = self.passes, self.compute_dtype
+
+    @cached_property
+    def passes(self) -> pipeline.Passes | None:
+        """Which passes run over programs; None for programs that stay as traced."""
+        return pipeline.parse(self.optimize)
+
+    @cached_property
+    def compute_dtype(self) -> np.dtype | None:
+        """The type in which float32 is computed; None for float32."""
+        return compute_dtype(self.dtype, self.outputs)
+
+    def rewritten(self, imported: Imported) -> Imported:
+        """The imported model with its graph rewritten as the options say."""
+        imported = with_max_size(imported, self.max_size or {})
+        if isinstance(self.weights, str) and self.weights == "packed":
+            imported = with_packed(imported)
+        elif self.weights is not None:
+            imported = with_weights(imported, self.weights)
+        imported = with_dtype(imported, self.compute_dtype, self.outputs == "compute", names_list(self.float32))
+        return rebatched(imported, self.rebatch, self.static or {}) if self.rebatch else imported
+
+    def settings(self, placed: Placement | None) -> Settings:
+        """What evaluation and dispatch read of them."""
+        return Settings(
+            self.max_trips,
+            self.loop_cond,
+            self.warn_after,
+            placed.constrain if placed else None,
+            self.passes is not None,
+            frozenset() if self.passes is None else self.passes.skip,
+            self.compute_dtype,
+            self.scan_layers,
+            cache_dir=program_cache.folder(self.cache_dir),
+            background=self.background_compile,
+        )
+
+    def check_layers(self, graph: Graph) -> None:
+        """Raise UnsupportedError if layers are to be scanned or called, and the graph repeats none."""
+        graphs = list(graph.walk())
+        if self.scan_layers and not any(map(layers.repeated, graphs)):
+            largest = max(graphs, key=lambda g: len(g.nodes))
+            raise UnsupportedError(
+                f"scan_layers={self.scan_layers!r} finds no repeated layers in {graph.name!r}: "
+                f"{layers.first_difference(largest)}. Leave out scan_layers="
+            )
+
+    def shared(self) -> dict[str, Any]:
+        """Options that are equal in all processes of a mesh, by keyword."""
+        return {f"{f.name}=": getattr(self, f.name) for f in fields(self) if f.name not in PER_PROCESS}
+
+    def only(self, names: Iterable[str]) -> Self:
+        """These of the options, and the others at their defaults."""
+        return type(self)(**{n: getattr(self, n) for n in names})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {f.name: dict(v) if isinstance(v := getattr(self, f.name), Mapping) else v for f in fields(self)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        type(self).__init__(self, **state)
