@@ -21,7 +21,7 @@ from ..ir.graph import Graph, Imported
 from ..jaxpr import pipeline
 from ..runtime import program_cache
 from ..sharding.plans import Plan
-from ..sharding.rules import Placement
+from ..sharding.rules import Devices, Placement
 from .changes.dtype import compute_dtype, with_dtype
 from .changes.max_size import with_max_size
 from .changes.pack import with_packed
@@ -37,7 +37,7 @@ PER_PROCESS: Final = ("warn_after", "cache_dir", "mesh", "shardings", "devices")
 
 
 @dataclass(frozen=True, eq=False)
-class Options:
+class Options(Devices):
     """The keywords of ``convert``, documented there."""
 
     static: Mapping[str, Any] | None = None
@@ -128,9 +128,3 @@ class Options:
     def only(self, names: Iterable[str]) -> Self:
         """These of the options, and the others at their defaults."""
         return type(self)(**{n: getattr(self, n) for n in names})
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {f.name: dict(v) if isinstance(v := getattr(self, f.name), Mapping) else v for f in fields(self)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        type(self).__init__(self, **state)

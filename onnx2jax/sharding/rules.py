@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -173,6 +174,8 @@ class Devices:
 
 class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, MappingProxyType):
+            return MappingProxyType, (dict(value),)
         return (_device, (value.platform, value.id)) if isinstance(value, jax.Device) else NotImplemented
 
 
