@@ -175,8 +175,12 @@ class Devices:
 class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, MappingProxyType):
-            return MappingProxyType, (dict(value),)
+            return _read_only, (dict(value),)
         return (_device, (value.platform, value.id)) if isinstance(value, jax.Device) else NotImplemented
+
+
+def _read_only(value: dict[Any, Any]) -> Mapping[Any, Any]:
+    return MappingProxyType(value)
 
 
 def _device(platform: str, number: int) -> jax.Device:
