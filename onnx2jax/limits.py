@@ -33,6 +33,9 @@ PATIENCE: Final = 64
 MOST_FUSED: Final = 800
 """Light nodes in a row in one program: XLA fuses them into one kernel, for which it takes time and memory that grow
 with the square of their number (1000 additions 2.4 s, 500 0.7 s), and fails beyond 2000."""
+MOST_COMPILED: Final = 2500
+"""Nodes in one program: 5000 mixed ones (products, softmax, reductions, elementwise) take 28 s of processor time in one
+program, 13 in two, 9 in four (AMD EPYC with AVX-512, jax 0.10). Each program more costs its dispatch, 20 us a call."""
 LARGEST_CONSTANT: Final = 4096
 """Known arrays with more elements than this are passed from program to program rather than compiled in. Up to 32 768
 compile in the time that an argument takes (13 to 15 ms); a million in 56 ms against 19."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator
 
 from ..ir.graph import Graph, Node, descendants
+from ..limits import MOST_COMPILED, MOST_FUSED
 from ..ops.registry import Operator
 from .host_plan import COMPILED, DOMAIN
 
@@ -16,22 +18,20 @@ def is_heavy(node: Node) -> bool:
     return any(is_heavy(n) for graph in node.bodies for n in graph.nodes)
 
 
-def partitioned(
-    graph: Graph, host: Collection[Node], *, light_on_host: bool = False, most_fused: int | None = None
-) -> Graph:
+def partitioned(graph: Graph, host: Collection[Node], *, light_on_host: bool = False, bounded: bool = False) -> Graph:
     """The graph to evaluate on the host, in which each compiled partition is one node.
 
     Args:
         graph: what to cut.
         host: the nodes that must run on the host.
         light_on_host: keep a graph without heavy nodes on the host altogether. Also done when something must.
-        most_fused: light nodes in a row after which a partition ends, constants left out; None for no limit.
+        bounded: end partitions after so many nodes that XLA's time would grow faster than theirs.
     """
     groups = _groups(graph, host, light_on_host)
-    if most_fused is not None:
+    if bounded:
         given = {v.name for v in graph.inputs}.difference(graph.initializers) | graph.captures
         varying = {*descendants(graph.nodes, given)}
-        groups = [(h, piece) for h, g in groups for piece in ([g] if h else _pieces(g, varying, most_fused))]
+        groups = [(h, piece) for h, g in groups for piece in ([g] if h else _pieces(g, varying))]
     outputs = [v.name for v in graph.outputs]
     later = set(outputs)
     nodes: list[Node] = []
@@ -46,12 +46,13 @@ def partitioned(
     return graph.extract(nodes[::-1], outputs)
 
 
-def _pieces(nodes: list[Node], varying: Collection[Node], most_fused: int) -> Iterator[list[Node]]:
-    """Nodes in parts, each of which ends after so many light ones in a row that are ``varying``."""
+def _pieces(nodes: list[Node], varying: Collection[Node]) -> Iterator[list[Node]]:
+    """Nodes in parts of equal size; a part also ends after ``MOST_FUSED`` light ones in a row that are ``varying``."""
+    size = math.ceil(len(nodes) / math.ceil(len(nodes) / MOST_COMPILED))
     start = light = 0
     for end, node in enumerate(nodes, 1):
         light = 0 if is_heavy(node) else light + (node in varying)
-        if light == most_fused or end == len(nodes):
+        if light == MOST_FUSED or end - start == size or end == len(nodes):
             yield nodes[start:end]
             start, light = end, 0
 

@@ -217,8 +217,9 @@ class Program:
 
     def _partition(self) -> None:
         if self.reasons or self.inner or len(self.graph.nodes) > MOST_FUSED:
-            options: Any = {"light_on_host": self.inner, "most_fused": MOST_FUSED}
-            self.partitioned = partitioned(self.graph, self.reasons.keys(), **options)
+            bounded = not self.settings.scan_layers  # which compiles layers once
+            host = self.reasons.keys()
+            self.partitioned = partitioned(self.graph, host, light_on_host=self.inner, bounded=bounded)
         else:
             self.partitioned = self._whole
 

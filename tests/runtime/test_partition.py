@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 import onnx2jax
 from onnx2jax.errors import KnownValueError
 from onnx2jax.ops.registry import Static
-from onnx2jax.runtime import partition
+from onnx2jax.runtime import cut, partition
 from tests.support.models import mlp, model, value
 
 RNG = np.random.default_rng(0)
@@ -70,7 +70,8 @@ def chain(additions: int) -> onnx.ModelProto:
 
 def test_a_long_run_of_light_nodes_is_several_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """XLA's time and memory grow with the square of a kernel, and beyond 2000 additions it fails."""
-    monkeypatch.setattr(partition, "MOST_FUSED", 40)
+    for module in (cut, partition):
+        monkeypatch.setattr(module, "MOST_FUSED", 40)
     short, long = onnx2jax.convert(chain(15)), onnx2jax.convert(chain(25))
     x = RNG.normal(size=(2, 3)).astype(np.float32)
     assert kinds(short) == ["jit"] and kinds(long) == ["jit", "jit"]
@@ -89,6 +90,22 @@ def test_a_long_run_of_light_nodes_is_several_programs(monkeypatch: pytest.Monke
     assert kinds(onnx2jax.convert(model([*constants, total], *ends, {"half": np.float32(0.5)}))) == ["jit"]
     x_gradient = jax.grad(lambda x: long(x).sum())(x)
     np.testing.assert_allclose(x_gradient, (np.eye(3) / 3 + w * 2 / 3).sum(1)[None].repeat(2, 0), rtol=1e-4)
+
+
+def test_a_large_program_is_compiled_in_parts_of_equal_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA's time grows faster than its program; layers that are compiled once make no program large."""
+    monkeypatch.setattr(cut, "MOST_COMPILED", 20)
+    monkeypatch.setattr(partition, "MOST_FUSED", 20)
+    nodes = [helper.make_node(("MatMul", "Tanh")[n % 2], [f"x{n}", "w"][: 2 - n % 2], [f"x{n + 1}"]) for n in range(50)]
+    weight = RNG.normal(size=(3, 3)).astype(np.float32)
+    proto = model(nodes, [value("x0", np.float32, [2, 3])], [value("x50", np.float32, [2, 3])], {"w": weight})
+    m, x = onnx2jax.convert(proto), RNG.normal(size=(2, 3)).astype(np.float32)
+    assert [len(nodes) for _, nodes in m._runtime.program.stages()] == [17, 17, 16]  # type: ignore[union-attr]
+    expected = x
+    for _ in range(25):
+        expected = np.tanh(expected @ weight)
+    np.testing.assert_allclose(m(x), expected, rtol=1e-4)
+    assert kinds(m.with_options(scan_layers="calls")) == ["jit"]
 
 
 def test_a_detector_is_compiled_except_for_its_light_tail() -> None:
