@@ -32,7 +32,7 @@ def measure(depth: int, form: str) -> str:
     start = _seconds()
     jax.block_until_ready(model(**inputs))
     ready = _seconds() - start
-    (subprogram,) = model._runtime.program._compiled.values()
+    (subprogram,) = model._runtime.program._compiled.values()  # type: ignore[union-attr]
     (executable,) = subprogram.executables.values()
     texts: list[str]
     if isinstance(executable, Sections):

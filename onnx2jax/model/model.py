@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Self
 
 import jax
@@ -14,13 +14,12 @@ from .. import compat
 from ..errors import InputNameError, InputTypeError, RandomKeyError, did_you_mean, known_keywords, names_list
 from ..eval.interpreter import Settings
 from ..eval.values import to_host
-from ..ir import analysis
-from ..ir.graph import Graph, nodes_named, read_constants
+from ..ir.graph import Graph, nodes_named
 from ..ops.arrays import is_traced
 from ..proto.origin import Origin
 from ..proto.types import TensorType, ValueInfo
 from ..runtime.dispatch import Constants, Signature, snapshot
-from ..runtime.params import DeviceParams
+from ..runtime.params import immutable
 from ..sharding.processes import equal_arguments, one_seed
 from ..sharding.rules import Placement
 from .build import with_options
@@ -30,7 +29,7 @@ from .changes.max_size import check_counts
 from .changes.shapes import with_new_shapes
 from .files.export import Exports
 from .options import Options
-from .params import Params, immutable
+from .parameters import register
 from .reports.calls import explain_call
 from .reports.card import described
 from .reports.special_values import naming_their_node
@@ -70,45 +69,10 @@ class Model(Views, Exports):
     settings: Settings
     origin: Origin | None
     placement: Placement | None
-    types: Mapping[str, TensorType]
-    """Shape and dtype of each of ``params``."""
 
     def __init__(self, spec: Spec, runtime: Runtime | None = None) -> None:
         own = {"spec": spec, **{n: getattr(spec, n) for n in Model.__annotations__}}
         vars(self).update(own, types=spec.stored, _runtime=runtime or Runtime(spec))
-
-    @cached_property
-    def params(self) -> Params:
-        """The weights by ONNX name: a read-only mapping of read-only arrays, and a pytree for JAX's transformations.
-
-        External data is read on first access.
-
-        Raises:
-            ExternalDataError: an external data file was changed after the model was converted.
-        """
-        spec, changes = self.spec, self.spec.changes
-        known = self._runtime.params.on_host() if "params" in vars(self._runtime) else {}
-        own = {n: v for n, v in known.items() if n not in changes}
-        held = analysis.parameters(self.graph) | dict(changes)
-        narrow = {n: own[n] if n in own else immutable(spec.as_stored(n, held[n])) for n in spec.narrow}
-        values = read_constants(self.graph, spec.narrow, {n: v for n, v in own.items() if n not in narrow})
-        return Params({n: narrow[n] if n in narrow else changes.get(n, values[n]) for n in self.types})
-
-    @property
-    def weights(self) -> DeviceParams:
-        """The parameters on their devices, except scalars, which are compiled in."""
-        return self._runtime.params
-
-    @property
-    def constants(self) -> Constants:
-        """Values that are compiled in: scalar parameters and fixed inputs."""
-        return self._runtime.constants
-
-    def changed(self) -> dict[str, Any]:
-        """Parameters that differ from the file, by name, in its element types."""
-        types = self.spec.types  # without integer variables of a TrainingModel
-        dtypes = {n: types[n].dtype if n in types else v.dtype for n, v in self.spec.changes.items()}
-        return {n: v if v.dtype == dtypes[n] else v.astype(dtypes[n]) for n, v in self.spec.changes.items()}
 
     @property
     def jitted(self) -> bool:
@@ -250,19 +214,21 @@ class Model(Views, Exports):
             mesh = None if is_traced(list(params.values()), args, list(named.values())) else self._mesh
             values, rng = equal_arguments(mesh, "model.apply", partial(self._bind, args, named, rng))
             values = {n: snapshot(v) for n, v in values.items()}
-            checked = {n: snapshot(arguments.as_param(n, v, self._type_of(n, v))) for n, v in params.items()}
-            given = put(self.placement, checked)
-            own: dict[str, Any] = {}
-            if len(given) < len(self.types):
-                placed, constants = self.weights, self.constants
-                own = {n: placed[n] for n in placed if n not in given} | put(self.placement, constants.params)
-            feeds = values
-            if self.placement is not None:
-                feeds, rng = self.placement.put_inputs(values), self.placement.put_replicated(rng)
-            program = self._runtime.program
-            results = program.outputs(feeds, own | given, Constants({}, self.static), rng, given, x32=x32)
-            self._runtime.declared.compare(values | dict(self.static), results)
+            results = self._applied(values, {**self._runtime.unchecked, **params}, rng, x32)
             return as_outputs(self._runtime.fields, results)
+
+    def _applied(self, values: dict[str, Any], params: Mapping[str, Any], rng: Any, x32: bool) -> tuple[Any, ...]:
+        """The outputs as a function of parameters, checked here, and of checked inputs; the others are the model's."""
+        checked = {n: snapshot(arguments.as_param(n, v, self._type_of(n, v))) for n, v in params.items()}
+        given = put(self.placement, checked)
+        own = self._runtime.arguments(n for n in self.types if n not in given)
+        feeds = values
+        if self.placement is not None:
+            feeds, rng = self.placement.put_inputs(values), self.placement.put_replicated(rng)
+        program = self._runtime.program
+        results = program.outputs(feeds, own | given, Constants({}, self.static), rng, given, x32=x32)
+        self._runtime.declared.compare(values | dict(self.static), results)
+        return results
 
     @known_keywords
     def with_params(self, params: Mapping[str, Any], *, new_shapes: bool = False) -> Self:
@@ -313,14 +279,17 @@ class Model(Views, Exports):
         'bfloat16'
         """
         spec = with_options(self.spec, options, type(self))
-        new = type(self)(spec)
+        new = self._replace(spec)
         if "weights" not in options and spec.placement is self.placement and spec.stored == self.types:
             new._runtime.share_params(self._runtime)
         return new
 
     def _replace(self, spec: Spec) -> Self:
         """The model of another spec; shares programs if only parameter values differ."""
-        return type(self)(spec, Runtime(spec, self._runtime if spec.differs_only_in_values(self.spec) else None))
+        runtime, unchecked = self._runtime, {id(v) for v in self._runtime.unchecked.values()}
+        structure = runtime.structure if spec.differs_only_in_values(self.spec) else None
+        left = {n: v for n, v in spec.changes.items() if id(v) in unchecked}
+        return type(self)(spec, Runtime(spec, structure, left))
 
     def explain(self) -> str:
         """The partitions of the model as a table: where each runs and why, with compilations and seconds so far."""
@@ -346,7 +315,9 @@ class Model(Views, Exports):
         return explain_call(self, args, named, rng)
 
     def __repr__(self) -> str:
-        return described(self)
+        return (
+            described(self) if "graph" in vars(self) else f"Model of {len(self._flat[0])} parameters, without a graph"
+        )
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(
@@ -360,7 +331,10 @@ class Model(Views, Exports):
         return self
 
     def __reduce__(self) -> Any:
-        return _restored, (self.spec, self.params)  # programs and device arrays are not pickled
+        spec, params = self.spec, self.params  # programs and device arrays are not pickled
+        if any(isinstance(v, jax.Array) for v in spec.changes.values()):
+            spec = replace(spec, changes={n: params.get(n, v) for n, v in spec.changes.items()})
+        return _restored, (spec, params)
 
     def _meant(self, names: Sequence[str]) -> str:
         """What names that are not outputs are, as the end of a message."""
@@ -387,8 +361,7 @@ class Model(Views, Exports):
 
     def _type_of(self, name: str, value: Any) -> TensorType:
         """The type that a new value of a parameter has to have: its own, or that of the file."""
-        kept, given = self.types[name], self.spec.types[name]
-        return given if getattr(value, "dtype", None) == given.dtype else kept
+        return self._runtime.structure.type_of(name, value)
 
     @property
     def _mesh(self) -> Mesh | None:
@@ -399,12 +372,14 @@ class Model(Views, Exports):
     ) -> tuple[Any, ...]:
         if rng is None and self.graph.draws:
             rng = jax.random.key(one_seed(self._mesh))
-            if is_traced(values, rng):
+            if is_traced(values, rng, list(self._runtime.unchecked.values())):
                 raise RandomKeyError(
                     f"model {self.graph.name!r} draws random numbers, and inside jit, grad or vmap they would be "
                     "constants: pass a key, model(..., rng=jax.random.key(0))"
                 )
         runtime, spec = self._runtime, self.spec
+        if runtime.unchecked:
+            return self._applied(values, runtime.unchecked, rng, x32)
         if (evaluated := runtime.evaluated(signature, values, as_numpy)) is not None:
             return evaluated
         padded, extents = buckets.pad(self.inputs, values, spec.bucket)
@@ -415,17 +390,20 @@ class Model(Views, Exports):
         if extents and not self.graph.draws and not is_traced(results):  # random numbers depend on the shape
             runtime.verify_padding(values, padded, results, extents, x32)
         compilations, traced = runtime.program.compilations, is_traced(values)
-        if (traced or compilations != runtime.compared) and not spec.max_size:
+        if (traced or compilations != runtime.structure.compared) and not spec.max_size:
             runtime.declared.compare(values | dict(self.static), results)
-        if compilations != runtime.compared and not traced:  # a new signature
-            runtime.compared = compilations
+        if compilations != runtime.structure.compared and not traced:  # a new signature
+            runtime.structure.compared = compilations
             if not spec.max_size:
                 runtime.growth.note(self.graph, self.inputs, values)
         return results
 
 
-def _restored(spec: Spec, params: Params) -> Model:
+def _restored(spec: Spec, params: Mapping[str, Any]) -> Model:
     """An unpickled model."""
     model = Model(spec)
-    vars(model)["params"] = params
+    vars(model)["_params"] = params
     return model
+
+
+register(Model)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
+from types import MappingProxyType
 from typing import Any, Final
 
 import jax
@@ -18,7 +21,6 @@ from ..ir import analysis
 from ..ir.graph import Graph
 from ..ops.arrays import is_traced
 from ..proto.mapped import LAZY_BYTES, load
-from ..runtime.background import Background
 from ..runtime.compile import RecompilationWarning
 from ..runtime.dispatch import BoundCall, Callee, Constants, Signature, signature, snapshot
 from ..runtime.memory import copied
@@ -27,10 +29,9 @@ from ..runtime.partition import Program
 from ..sharding.rules import Placement
 from .calls import buckets
 from .calls.arguments import as_text, check_readable
-from .calls.growth import CacheGrowth
-from .calls.outputs import Declarations, field_names
 from .devices.pipeline import Pipeline, program_of
 from .spec import Spec
+from .structure import Structure
 
 UNPROVEN: Final = 4
 """Programs without padding after which a warning says that calls do not verify a bucket."""
@@ -41,48 +42,65 @@ class Runtime:
 
     Attributes:
         spec: the model's frozen spec.
-        program: the partitioned graph: one Program, or one for each pipeline stage.
-        fields: output names as Python identifiers.
-        declared: compares outputs with their declarations.
-        growth: detects KV caches that grow with every call.
-        compared: number of compilations when outputs were last compared.
-        background: its compilations in another thread; None if a call waits for its program.
+        structure: what it shares with models that differ only in parameter values.
+        unchecked: new values of parameters that every call checks and takes as arguments: tracers, arrays over several
+            devices, or of no parameter's type. Empty for the models of ``convert`` and ``with_params``.
         inner_models: the model that ``values`` ran last, by its output names.
     """
 
-    def __init__(self, spec: Spec, shared: Runtime | None = None) -> None:
-        """``shared`` is the runtime of a model that differs only in parameter values; its programs are reused."""
-        self.spec = spec
-        self.fields = field_names(v.name for v in spec.outputs)
-        self.program: Program | Pipeline
-        self.background: Background | None
-        if shared is None:
-            self.background = Background() if spec.settings.background else None
-            self.program = program_of(spec.graph, spec.settings, spec.placement)
-            self.declared, self.growth, self.compared = Declarations(spec.graph.inputs, spec.outputs), CacheGrowth(), 0
-        else:
-            self.program, self.declared, self.background = shared.program, shared.declared, shared.background
-            self.growth, self.compared = shared.growth, shared.compared
+    def __init__(
+        self, spec: Spec, structure: Structure | None = None, unchecked: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
+        """``structure`` is that of a model that differs only in parameter values; its programs are reused."""
+        self.spec, self.unchecked = spec, unchecked
+        self.structure = structure = Structure(spec) if structure is None else structure
+        self.fields, self.program, self.background = structure.fields, structure.program, structure.background
+        self.declared, self.growth = structure.declared, structure.growth
         self.inner_models: dict[tuple[str, ...], Any] = {}
         self._unpadded: dict[frozenset[str], Program | Pipeline | None] = {}
         """Programs without padding, by padded dimension variables; None once padding is proven harmless."""
         self._positional = tuple(v.name for v in spec.inputs)
         self._callee: Callee | None = None
 
+    @classmethod
+    def of_leaves(cls, leaves: Sequence[Any], structure: Structure) -> Runtime:
+        """The runtime of a model that JAX has rebuilt from leaves."""
+        own, checked = structure.spec.changes, structure.checked(leaves)
+        values = dict(zip(structure.names, leaves, strict=True)) if checked is None else checked
+        spec = replace(structure.spec, changes={**own, **values})
+        return cls(spec, structure, values if checked is None else {})
+
+    @property
+    def _values(self) -> dict[str, Any]:
+        """The values of parameters, in memory or mapped from their files."""
+        values = analysis.parameters(self.spec.graph) | dict(self.spec.changes)
+        return {n: v for n, v in values.items() if n not in self.unchecked}
+
     @cached_property
     def params(self) -> DeviceParams:
         """The parameters on their devices, except scalars, which are compiled in."""
-        values = analysis.parameters(self.spec.graph) | dict(self.spec.changes)
-        stored, as_stored = self.spec.stored, self.spec.as_stored
+        values, stored, as_stored = self._values, self.spec.stored, self.spec.as_stored
         types = {n: jax.ShapeDtypeStruct(np.shape(v), stored[n].dtype) for n, v in values.items() if np.size(v) != 1}
         return DeviceParams(types, values.__getitem__, lambda n, v: self.put({n: as_stored(n, v)})[n])
 
     @cached_property
     def constants(self) -> Constants:
         """Scalar parameters and fixed inputs: compiled in, because each argument adds to the cost of a call."""
-        values = analysis.parameters(self.spec.graph) | dict(self.spec.changes)
-        scalars = {n: np.asarray(to_host(load(v))) for n, v in values.items() if np.size(v) == 1}
+        scalars = {n: np.asarray(to_host(load(v))) for n, v in self._values.items() if np.size(v) == 1}
         return Constants(scalars, self.spec.static)
+
+    @cached_property
+    def _scalars(self) -> dict[str, Any]:
+        """The scalar parameters on their devices."""
+        with compat.enable_x64(), compat.outside():
+            held = {n: v for n, v in self.constants.params.items() if n in self.spec.types}
+            return self.put({n: self.spec.as_stored(n, v) for n, v in held.items()})
+
+    def arguments(self, names: Iterable[str]) -> dict[str, Any]:
+        """Parameters as arguments of a program, by name: arrays on their devices, made once, or ``unchecked``."""
+        every = ChainMap(dict(self.unchecked), self._scalars)
+        with compat.enable_x64():
+            return {n: every[n] if n in every else self.params[n] for n in names}
 
     def put(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Parameters on their devices; on a CPU, ``device_put`` shares the memory of NumPy arrays."""
@@ -109,7 +127,7 @@ class Runtime:
     ) -> tuple[Signature | None, list[Any]]:
         """The signature of a call in the caller's context, and its arrays."""
         program = self.program
-        if not isinstance(program, Program):
+        if self.unchecked or not isinstance(program, Program):
             return None, []
         values, names = list(args), self._positional[: len(args)]
         if named:
@@ -119,13 +137,19 @@ class Runtime:
         return signature(self._current(program), names, values, device, as_numpy), values
 
     def call(self, bound: BoundCall, key: Signature | None, given: list[Any]) -> list[Any]:
-        """The results of a bound call; raises InputTypeError for a deleted argument."""
+        """The results of a bound call; raises InputTypeError for a deleted argument or parameter."""
         try:
             return bound.call(given)
         except (RuntimeError, ValueError):
             for name, value in zip(key.inputs if key else (), given, strict=False):
                 check_readable(f"input {name!r}", value)
+            self._check_params()
             raise
+
+    def _check_params(self) -> None:
+        """Raise InputTypeError if a parameter was donated or deleted, as the leaf of a pytree."""
+        for name, value in self.params.placed().items():
+            check_readable(f"parameter {name!r}", value)
 
     def bind(self, key: Signature | None, arguments: Sequence[Any], bound: Mapping[str, Any], rng: Any) -> None:
         """Add a call to the dispatch cache, if the full path did nothing but run one compiled program.
@@ -166,7 +190,11 @@ class Runtime:
         placement = self.spec.placement
         if placement is not None:
             values, rng = placement.put_inputs(values), placement.put_replicated(rng)
-        return program.outputs(values, self.params, self.constants, rng, x32=x32, as_numpy=as_numpy)
+        try:
+            return program.outputs(values, self.params, self.constants, rng, x32=x32, as_numpy=as_numpy)
+        except RuntimeError:
+            self._check_params()
+            raise
 
     def evaluated(self, key: Signature | None, values: Mapping[str, Any], as_numpy: bool) -> tuple[Any, ...] | None:
         """The outputs of a call by NumPy; None if its program is compiled, or the call has to wait for it."""

@@ -13,6 +13,7 @@ from ..proto import atomic
 from .changes import parts
 from .changes.simplified import simplified
 from .devices.explained import explained
+from .parameters import Parameters
 from .reports.card import card
 from .reports.drawing import page
 from .reports.profile import Profile, profile
@@ -22,12 +23,10 @@ from .reports.verify import verify
 from .spec import Spec
 
 
-class Views:
+class Views(Parameters):
     """A Model's methods that report on it, or derive another model from its graph."""
 
     graph: Graph
-    spec: Spec
-    _runtime: Any
     _replace: Callable[[Spec], Self]
 
     @known_keywords

@@ -7,11 +7,13 @@ from functools import cached_property
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from .. import compat
 from ..jaxpr.passes.any.hoist_params import HoistedValues
 from ..ops.arrays import is_traced
+from ..proto.immutable import owned
 from .dispatch import BoundCall, Callee, Signature
 
 
@@ -61,10 +63,13 @@ class DeviceParams(Mapping[str, Any]):
         """Whether programs of these parameters run on a single CPU."""
         return is_cpu(self.device)
 
+    def placed(self) -> dict[str, Any]:
+        """Those already on their devices."""
+        return self._placed.copy()  # another thread may put more meanwhile
+
     def on_host(self) -> dict[str, np.ndarray]:
         """Those already on a CPU, as NumPy arrays that share their memory."""
-        placed = self._placed.copy()  # another thread may put more meanwhile
-        return {n: np.asarray(v) for n, v in placed.items()} if self.on_one_cpu else {}
+        return {n: np.asarray(v) for n, v in self.placed().items()} if self.on_one_cpu else {}
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._placed:
@@ -110,3 +115,12 @@ def _default_device() -> jax.Device:
 def is_cpu(device: jax.Device | None) -> bool:
     """Whether a program runs on one device, and that is a CPU."""
     return device is not None and device.platform == "cpu"
+
+
+def immutable(value: Any) -> Any:
+    """A copy that no caller can write, donate or delete; on a CPU a NumPy array."""
+    if not isinstance(value, jax.Array):
+        return owned(np.asarray(value))
+    if isinstance(value, jax.core.Tracer):
+        return value
+    return owned(np.array(value)) if is_cpu(device_of([value])) else jnp.copy(value)

@@ -92,7 +92,7 @@ def test_floating_parameters_can_be_differentiated() -> None:
 
     with pytest.raises(TypeError, match="uint8"):
         jax.grad(loss)(dict(packed.params))
-    np.testing.assert_array_equal(jax.grad(loss)(packed.params.floating)["b"], [1, 1, 1])
+    np.testing.assert_array_equal(jax.grad(loss)(packed.floating_params)["b"], [1, 1, 1])
 
 
 def test_optax_labels_parameters_by_name(model: onnx2jax.Model) -> None:

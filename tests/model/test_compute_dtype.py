@@ -467,7 +467,7 @@ def test_transformations(dtype: str) -> None:
 
     expected, *found, rows = results(plain.params, model.params)  # float32 masters, and the model's own
     for gradient, params in zip(found, (plain.params, model.params), strict=True):
-        assert [v.dtype for v in gradient.values()] == [v.dtype for v in params.values()]
+        assert {n: v.dtype for n, v in gradient.items()} == {n: v.dtype for n, v in params.items()}
         for name, value in expected.items():
             np.testing.assert_allclose(gradient[name].astype(np.float32), value, atol=0.05 * abs(value).max())
     np.testing.assert_allclose(rows, model(X), atol=1e-2)

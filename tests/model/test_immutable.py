@@ -53,8 +53,8 @@ def test_arrays_of_a_model_are_read_only(raw: bool) -> None:
 
 def test_params_and_attributes_cannot_be_assigned() -> None:
     m = onnx2jax.convert(mlp())
-    with pytest.raises(TypeError, match=r"model\.with_params\({'w1': array}\)"):
-        m.params["w1"] = np.zeros((4, 8), np.float32)
+    m.params["w1"] = np.zeros((4, 8), np.float32)  # a dict of the caller's
+    assert m.params["w1"].any()
     for name in ("params", "graph", "inputs", "settings"):
         with pytest.raises(AttributeError, match=r"a Model is immutable.*with_params"):
             setattr(m, name, None)
@@ -109,15 +109,12 @@ def test_a_masked_buffer_is_rejected() -> None:
         onnx2jax.convert(in_memory(), buffers={"#w": masked})
 
 
-def test_params_are_a_pytree() -> None:
+def test_params_are_a_dict() -> None:
     m = onnx2jax.convert(mlp())
     gradients = jax.jit(jax.grad(lambda p: m.apply(p, X).sum()))(m.params)
     new = jax.tree.map(lambda p, g: p - g, m.params, gradients)
-    assert type(new) is type(m.params) and list(new) == list(m.params)
-    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(m.params)]
-    assert paths == [f"['{name}']" for name in m.params]
+    assert type(new) is type(m.params) is dict and new.keys() == m.params.keys()
     both = m.params | {"b1": np.ones(8, np.float32)}
-    assert type(both) is dict and type({} | m.params) is dict
     np.testing.assert_allclose(m.apply(both, X), m.with_params({"b1": both["b1"]})(X), rtol=1e-6)
 
 
@@ -222,8 +219,6 @@ def test_repr_shows_inputs_and_outputs() -> None:
         "Model 'digits': (image: float32[batch, 1, 8, 8]) -> (logits: float32[batch, 10])",
         "  17 parameters, 135,528 bytes; 12 nodes; ai.onnx 22",
     ]
-    shown = repr(onnx2jax.convert(mlp()).params).splitlines()
-    assert shown[:2] == ["Params of 4 arrays", "  w1: float32[4, 8]"]
 
 
 def test_custom_operators_are_pickled_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

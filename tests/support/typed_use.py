@@ -34,7 +34,7 @@ def convert_and_save() -> None:
         total: jax.Array = model.apply(params, images).sum()
         return total
 
-    gradient = jax.grad(score)(model.params.floating)
+    gradient = jax.grad(score)(model.floating_params)
     assert_type(onnx2jax.save(model, "trained.onnx", params=gradient), Path)
     assert_type(model.save("same.onnx"), Path)
     assert_type(model.inputs[0].shape, tuple[int | str | None, ...] | None)

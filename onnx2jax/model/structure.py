@@ -1,0 +1,101 @@
+"""The static part of a Model: all of it but the values of its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from .. import compat
+from ..errors import InputError
+from ..ops.arrays import is_traced
+from ..proto.types import TensorType
+from ..runtime.background import Background
+from ..runtime.params import immutable
+from ..runtime.partition import Program
+from .calls.arguments import as_param
+from .calls.growth import CacheGrowth
+from .calls.outputs import Declarations, field_names
+from .devices.pipeline import Pipeline, program_of
+from .spec import Spec
+
+
+class Structure:
+    """What models share that differ only in the values of parameters: graph, options and programs.
+
+    The auxiliary data of a Model as a pytree: compared by the identity of graph and options, never by values, and
+    without the parameters on devices. So models of one ``convert`` share the programs of JAX's transformations.
+
+    Attributes:
+        spec: graph and options, with the file's values of parameters.
+        names: the names of the leaves, in order.
+        program: the partitioned graph: one Program, or one for each pipeline stage.
+        background: its compilations in another thread; None if a call waits for its program.
+        fields: output names as Python identifiers.
+        declared: compares outputs with their declarations.
+        growth: detects KV caches that grow with every call.
+        compared: number of compilations when outputs were last compared.
+    """
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = replace(spec, changes={n: v for n, v in spec.changes.items() if n not in spec.types})
+        self.names = tuple(spec.types)
+        self._hash = hash(self.names)
+        self.program: Program | Pipeline = program_of(spec.graph, spec.settings, spec.placement)
+        self.background = Background() if spec.settings.background else None
+        self.fields = field_names(v.name for v in spec.outputs)
+        self.declared, self.growth, self.compared = Declarations(spec.graph.inputs, spec.outputs), CacheGrowth(), 0
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Names):
+            return other == self
+        return self is other or (isinstance(other, Structure) and self.spec.differs_only_in_values(other.spec))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return f"{self.spec.graph.name!r}, {len(self.names)} parameters"
+
+    def checked(self, leaves: Iterable[Any]) -> dict[str, Any] | None:
+        """Leaves as new values of parameters; None if a call has to check or trace them.
+
+        That is, unless all are arrays of the types of the parameters, on one device or as the placement has them.
+        """
+        values: dict[str, Any] = {}
+        places = set()
+        with compat.enable_x64():
+            for name, value in zip(self.names, leaves, strict=True):
+                if not isinstance(value, np.ndarray | np.generic | jax.Array) or is_traced(value):
+                    return None
+                try:
+                    array = as_param(name, value, self.type_of(name, value))
+                except InputError:
+                    return None
+                if isinstance(array, jax.Array):
+                    places.add(frozenset(array.sharding.device_set) if array.committed else None)
+                values[name] = array if isinstance(array, jax.Array) else immutable(array)
+        if self.spec.placement is None and (len(places - {None}) > 1 or any(p and len(p) > 1 for p in places)):
+            return None
+        return values
+
+    def type_of(self, name: str, value: Any) -> TensorType:
+        """The type that a new value of a parameter has to have: as it is kept, or that of the file."""
+        kept, given = self.spec.stored[name], self.spec.types[name]
+        return given if getattr(value, "dtype", None) == given.dtype else kept
+
+
+class Names:
+    """The static part of a Model in a program of ``jax.export`` that was read from a file: its parameters' names."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = tuple(names)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Names | Structure) and self.names == other.names
+
+    def __hash__(self) -> int:
+        return hash(self.names)
