@@ -354,6 +354,11 @@ class Model(Views, Exports):
 
     def _bind(self, args: Sequence[Any], named: Mapping[str, Any], rng: Any) -> tuple[dict[str, Any], Any]:
         """A call's arguments by input name, and its random key."""
+        if len(args) == 1 and isinstance(args[0], Model):  # optax calls masks and labels that are callable
+            raise InputTypeError(
+                "the argument is a Model, not arrays; a tree of masks or labels for optax is a Model too, and is given "
+                "as a function: lambda _: labels"
+            )
         if rng is not None and not arguments.is_key(rng) and "rng" in {*self.optional, *(v.name for v in self.inputs)}:
             named, rng = {**named, "rng": rng}, None
         values = arguments.bind(self.inputs, self.optional, args, named, self.settings.dtype)

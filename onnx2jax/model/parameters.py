@@ -96,6 +96,10 @@ class Parameters:
         every = {**file, **changes, **narrow}
         return {n: every[n] if n in unchecked else _on_host(every[n]) for n in self.types}
 
+    def __contains__(self, name: object) -> bool:
+        """Whether a parameter has this name."""
+        return name in self.types
+
     @property
     def weights(self) -> DeviceParams:
         """The parameters on their devices, except scalars, which are compiled in."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -59,7 +60,7 @@ def to_equinox(model: Model, *, trainable: Any = None) -> Any:
     >>> module(np.zeros((1, 1, 8, 8), np.float32)).shape
     (1, 10)
     """
-    return _equinox()(_params(model, trainable), model)
+    return _equinox()(_params(model, trainable), _Static(model))
 
 
 def _params(model: Model, trainable: Any) -> dict[str, Any]:
@@ -78,6 +79,13 @@ def _params(model: Model, trainable: Any) -> dict[str, Any]:
         return {n: jnp.array(model.params[n]) for n in names}
 
 
+@dataclass(frozen=True)
+class _Static:
+    """Hides a Model's own parameters from flax and equinox: a leaf, compared by identity of the model."""
+
+    model: Model
+
+
 @cache
 def _nnx() -> Any:
     nnx = compat.optional("flax.nnx", "nnx")
@@ -87,16 +95,16 @@ def _nnx() -> Any:
         """A Model as a flax.nnx module. Created by ``onnx2jax.to_nnx``."""
 
         def __init__(self, model: Model, params: dict[str, Any]) -> None:
-            self.model = model
+            self._static = _Static(model)
             self.params = nnx.Dict({n: nnx.Param(v) for n, v in params.items()})
 
         def __call__(self, /, *args: Any, rngs: Any = None, **named: Any) -> Any:
             rng = rngs() if callable(rngs) else rngs
-            return self.model.apply({n: v[...] for n, v in self.params.items()}, *args, rng=rng, **named)
+            return self._static.model.apply({n: v[...] for n, v in self.params.items()}, *args, rng=rng, **named)
 
         def to_model(self) -> Model:
             """The Model with the module's current parameters."""
-            return self.model.with_params({n: np.asarray(v[...]) for n, v in self.params.items()})
+            return self._static.model.with_params({n: np.asarray(v[...]) for n, v in self.params.items()})
 
     return _public(NnxModel)
 
@@ -110,14 +118,14 @@ def _equinox() -> Any:
         """A Model as an equinox module. Created by ``onnx2jax.to_equinox``."""
 
         params: dict[str, Any]
-        model: Model = eqx.field(static=True)
+        static: _Static = eqx.field(static=True)
 
         def __call__(self, /, *args: Any, key: Any = None, **named: Any) -> Any:
-            return self.model.apply(self.params, *args, rng=key, **named)
+            return self.static.model.apply(self.params, *args, rng=key, **named)
 
         def to_model(self) -> Model:
             """The Model with the module's parameters."""
-            return self.model.with_params({n: np.asarray(v) for n, v in self.params.items()})
+            return self.static.model.with_params({n: np.asarray(v) for n, v in self.params.items()})
 
     return _public(EquinoxModel)
 
