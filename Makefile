@@ -101,7 +101,7 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python benchmarks/house.py
+	$(BIN)/python -m tests.support.house
 
 docs: $(VENV)/.test
 	$(BIN)/python -m docs.make_operators

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 import onnx2jax
-from tests.zoo.net import Net
+from benchmarks.net import Net
 
 from . import networks
 from .harness import Call
@@ -54,5 +54,5 @@ def sums(folder: Path, weights: int) -> dict[str, Call]:
     x = net.input("x", [4])
     for _ in range(weights):
         x = net("Tanh", net("Add", x, net.weight(4, scale=0.1)))
-    path = net.export(folder, [], x).path
+    path = net.save(folder, x)
     return both(path, {"x": np.ones(4, np.float32)})

@@ -14,8 +14,8 @@ import jax
 import numpy as np
 
 import onnx2jax
+from benchmarks.decoders import Size, Writer
 from onnx2jax.runtime.sections import Sections
-from tests.support import decoders
 
 DEPTHS = (2, 12, 22, 48)
 FORMS: Final[dict[str, Any]] = {"unrolled": False, "rolled": True, "called": "calls"}
@@ -24,8 +24,8 @@ SIZES = {"batch_size": 1, "sequence_length": 1, "past_sequence_length": 8, "tota
 
 def measure(depth: int, form: str) -> str:
     """A row of the table."""
-    proto = decoders.group_query(layers=depth).proto
-    model = onnx2jax.convert(proto, scan_layers=FORMS[form])
+    file = Writer(Size(61, depth, 32, 4, 2, 64), bits=0).model()
+    model = onnx2jax.convert(file, scan_layers=FORMS[form])
     shapes = {v.name: [d if isinstance(d, int) else SIZES[str(d)] for d in v.shape or ()] for v in model.inputs}
     inputs = {v.name: np.ones(shapes[v.name], v.type.dtype) for v in model.inputs}  # type: ignore[union-attr]
     jax.block_until_ready(jax.jit(lambda x: x + 1)(1.0))  # starts the backend

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tests.zoo.net import Net
+from benchmarks.net import Net
 
 from .networks.convolutional import conv
 from .networks.network import OPSET, Network, Weights
@@ -38,7 +38,7 @@ def network(operator: Operator, folder: Path, _batch: int = 1) -> Network:
     feeds = {n: rng.standard_normal(s).astype(np.float32) for n, s in zip(names, operator.inputs, strict=True)}
     output = operator.node(net, names)
     dtype = np.int64 if operator.by_hand is None else np.float32  # NonMaxSuppression alone
-    path = net.export(folder, [feeds], **{output: dtype}).path
+    path = net.save(folder, **{output: dtype})
     count = sum(n.startswith("W_") for n in net.weights)
     params = jax.tree.map(jnp.asarray, operator.prepare(Weights(net).several(count)))
     return Network(operator.name, path, feeds, operator.by_hand, params)

@@ -18,8 +18,8 @@ import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
 import onnx2jax
+from benchmarks.net import Net
 from onnx2jax.jaxpr import pipeline
-from tests.zoo.net import Net
 
 from . import networks
 from .harness import Call, Comparison, compare
@@ -51,7 +51,7 @@ def dequantised(folder: Path, batch: int, width: int = 384, layers: int = 12) ->
         scale = net.array(np.float32(1e-3))
         x = net("Relu", net("MatMul", x, net("DequantizeLinear", packed, scale)))
     feeds = {"x": rng.standard_normal((batch, width)).astype(np.float32)}
-    return Network("linear layers, int8 weights", net.export(folder, [], x).path, feeds)
+    return Network("linear layers, int8 weights", net.save(folder, x), feeds)
 
 
 def packed(folder: Path, batch: int, width: int = 4096, layers: int = 6) -> Network:
@@ -65,7 +65,7 @@ def packed(folder: Path, batch: int, width: int = 4096, layers: int = 6) -> Netw
         sizes = {"K": width, "N": width, "bits": 4, "block_size": 32}
         x = net("Relu", net("MatMulNBits", x, weight, scales, domain="com.microsoft", **sizes))
     feeds = {"x": rng.standard_normal((batch, width)).astype(np.float32)}
-    return Network("linear layers, 4 bits", net.export(folder, [], x).path, feeds)
+    return Network("linear layers, 4 bits", net.save(folder, x), feeds)
 
 
 CASES: Final[dict[str, tuple[Case, ...]]] = {

@@ -9,8 +9,9 @@ from graphlib import TopologicalSorter
 import pytest
 
 import onnx2jax
-from benchmarks.house import LAYERS, modules, package_of
+from tests import quick
 from tests.support.helpers import ROOT
+from tests.support.house import LAYERS, modules, package_of
 from tests.support.sources import sources
 
 LAYER = {package: k for k, (_, packages) in enumerate(reversed(LAYERS)) for package in packages}
@@ -36,6 +37,12 @@ def test_imports_go_down() -> None:
         and LAYER[to] >= LAYER[package_of(module)]
     ]
     assert wrong == []
+
+
+def test_benchmarks_do_not_import_tests() -> None:
+    files = [p.relative_to(ROOT) for p in (ROOT / "benchmarks").rglob("*.py")]
+    wrong = {str(p): found for p in files if (found := {n for n in quick.imports(p) if n.split(".")[0] == "tests"})}
+    assert files and wrong == {}
 
 
 def test_packages_of_a_layer_do_not_import_each_other() -> None:

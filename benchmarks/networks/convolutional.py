@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tests.zoo.net import Net
+from benchmarks.net import Net
 
 from .network import OPSET, Network, Weights, built
 

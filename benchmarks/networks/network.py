@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tests.zoo.net import Net
+from benchmarks.net import Net
 
 OPSET = 17
 """The first opset with LayerNormalization, which exporters used for long."""
@@ -68,5 +68,4 @@ def built(
     tolerance: float = 1e-4,
 ) -> Network:
     """The network, its file written."""
-    export = net.export(folder, [feeds], *outputs)
-    return Network(name, export.path, feeds, by_hand, jax.tree.map(jax.numpy.asarray, params), tolerance)
+    return Network(name, net.save(folder, *outputs), feeds, by_hand, jax.tree.map(jax.numpy.asarray, params), tolerance)

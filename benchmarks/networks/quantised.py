@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.zoo.net import Net
+from benchmarks.net import Net
 
 from .convolutional import head, images
 from .network import OPSET, Network
@@ -29,7 +29,7 @@ def _resnet18(folder: Path, batch: int, size: int) -> Path:
             y = net.conv(net("Relu", net.conv(x, width, 3, s)), width, 3)
             same = s == 1 and net.channels[x] == width
             x = net("Relu", net("Add", y, x if same else net.conv(x, width, 1, s)))
-    return net.export(folder, [], head(net, x)).path
+    return net.save(folder, head(net, x))
 
 
 def _static(folder: Path, batch: int, form: str, name: str, size: int = 224) -> Network:
@@ -72,6 +72,6 @@ def dynamic(folder: Path, batch: int, length: int = 128, layers: int = 6) -> Net
         x = net.layer_norm(net("Add", x, net.linear(net.gelu(net.linear(x, width, inner)), inner, width)))
     (folder / "float").mkdir(exist_ok=True)
     path = folder / "model.onnx"
-    quantize_dynamic(net.export(folder / "float", [], x).path, path, weight_type=QuantType.QInt8)
+    quantize_dynamic(net.save(folder / "float", x), path, weight_type=QuantType.QInt8)
     feeds = {"x": np.random.default_rng(1).standard_normal((batch, length, width)).astype(np.float32)}
     return Network("Transformer in dynamic int8", path, feeds, tolerance=0.05)

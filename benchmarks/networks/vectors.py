@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tests.zoo.net import Net
+from benchmarks.net import Net
 
 from .network import OPSET, Network, built
 
@@ -75,5 +75,5 @@ def svc(folder: Path, batch: int, classes: int = 10, each: int = 50, features: i
         return jnp.argmax(votes, 1).astype(int), scores
 
     params = {"vectors": np.float32(vectors), "weights": np.float32(weights), "rho": rho}
-    export = net.export(folder, [feeds], **{label: np.int64, scores: np.float32})
-    return Network("SVC", export.path, feeds, by_hand, jax.tree.map(jnp.asarray, params))
+    path = net.save(folder, **{label: np.int64, scores: np.float32})
+    return Network("SVC", path, feeds, by_hand, jax.tree.map(jnp.asarray, params))

@@ -13,8 +13,8 @@ import pytest
 import onnx2jax
 from benchmarks import bench, gate, groups, harness, models, notes, passes, report, rivals, startup, thunks
 from benchmarks.groups import Settings
+from benchmarks.net import Net
 from onnx2jax.jaxpr import pipeline
-from tests.zoo.net import Net
 
 FIGURES = {
     "machine": {
@@ -134,7 +134,7 @@ def test_finding_models_and_inputs_in_folders(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     net = Net(17, ir=8)
     y = net("Add", net.input("a", ["n", 3]), net.input("b", [3]))
-    net.export(folder, [], y)
+    net.save(folder, y)
     ((name, path),) = models.found([tmp_path])
     assert (name, path) == ("model_of_mine", folder / "model.onnx")
     model = onnx2jax.convert(path)
@@ -152,7 +152,7 @@ def test_live_activation_bytes(tmp_path: Path) -> None:
     net = Net(17, ir=8)
     x = net.input("x", [100])
     y = net("Add", net("Exp", x), x)
-    path = net.export(tmp_path, [], net("Add", y, net.weight(100))).path
+    path = net.save(tmp_path, net("Add", y, net.weight(100)))
     assert models.live_bytes(path) == 3 * 400
 
 

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 from jax.extend.core import primitives
 
-from benchmarks.house import modules, package_of, tree
 from onnx2jax.jaxpr.program import CALLS, Program
+from tests.support.house import modules, package_of, tree
 
 _KNOWN: Final = (
     "abs acos acosh add add_any and argmax argmin asin asinh atan atan2 atanh bitcast_convert_type broadcast_in_dim "

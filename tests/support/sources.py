@@ -6,7 +6,7 @@ import ast
 from functools import cache
 from typing import NamedTuple
 
-from benchmarks.house import imports, modules, tree
+from tests.support.house import imports, modules, tree
 
 
 class Source(NamedTuple):

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.net import Net
+
 Inputs = Mapping[str, np.ndarray]
 Gradients = Callable[[Inputs, Sequence[np.ndarray]], dict[str, np.ndarray]]
 """From inputs and a cotangent for each floating output: the gradient by each floating input and parameter, by name."""
@@ -31,6 +33,11 @@ class Export:
     expected: Sequence[Sequence[Any]] | None = None
     gradients: Gradients | None = None
     params: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+
+def export(net: Net, folder: Path, inputs: Sequence[Inputs], *outputs: str, **dtypes: Any) -> Export:
+    """The file of a network; only onnxruntime can say what it computes."""
+    return Export(net.save(folder, *outputs, **dtypes), inputs)
 
 
 @dataclass(frozen=True)

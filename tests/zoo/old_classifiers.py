@@ -8,8 +8,9 @@ from typing import Final
 
 import numpy as np
 
-from .case import Case, Export
-from .net import Net
+from benchmarks.net import Net
+
+from .case import Case, Export, export
 
 FAMILY: Final = "ONNX model zoo: classification"
 
@@ -20,7 +21,7 @@ def _finish(net: Net, x: str, folder: Path, *shapes: tuple[int, ...], classes: i
     flat = net(
         "Reshape", pooled, net.array([shapes[0][0] if len(shapes) == 1 else -1, net.channels[x]], dtype=np.int64)
     )
-    return net.export(folder, net.images(*shapes), net.dense(flat, net.channels[x], classes))
+    return export(net, folder, net.images(*shapes), net.dense(flat, net.channels[x], classes))
 
 
 def _resnet(folder: Path, opset: int, preactivated: bool) -> Export:
@@ -47,7 +48,7 @@ def _vgg(folder: Path, opset: int, normed: bool) -> Export:
     y = net("Flatten", x)
     for before, after in ((128, 64), (64, 64)):
         y = net("Dropout", net("Relu", net.dense(y, before, after)), ratio=0.5)
-    return net.export(folder, net.images((1, 3, 64, 64)), net.dense(y, 64, 10))
+    return export(net, folder, net.images((1, 3, 64, 64)), net.dense(y, 64, 10))
 
 
 def _alexnet(folder: Path, opset: int, swapped: bool) -> Export:
@@ -64,7 +65,7 @@ def _alexnet(folder: Path, opset: int, swapped: bool) -> Export:
     x = net("Relu", net.conv(net("Relu", net.conv(x, 32)), 32, group=2))
     y = net("Reshape", x, net.array([1, 32 * 3 * 3], dtype=np.int64))
     y, _ = net("Dropout", net("Relu", net.dense(y, 288, 32)), n=2, ratio=0.5)
-    return net.export(folder, net.images((1, 3, 67, 67)), net("Softmax", net.dense(y, 32, 10), axis=1))
+    return export(net, folder, net.images((1, 3, 67, 67)), net("Softmax", net.dense(y, 32, 10), axis=1))
 
 
 def _inception(folder: Path, opset: int, normed: bool) -> Export:
@@ -88,7 +89,7 @@ def _inception(folder: Path, opset: int, normed: bool) -> Export:
         x = net.concat(unit(x, 8), unit(unit(x, 8), 16, 3), double, unit(pooled, 8))
     pooled = net("AveragePool", x, kernel_shape=[16, 16], strides=[1, 1])
     y = net("Reshape", pooled, net.array([1, 40], dtype=np.int64))
-    return net.export(folder, net.images((1, 3, 64, 64)), net("Softmax", net.dense(y, 40, 10)))
+    return export(net, folder, net.images((1, 3, 64, 64)), net("Softmax", net.dense(y, 40, 10)))
 
 
 def _densenet(folder: Path) -> Export:
@@ -118,7 +119,7 @@ def _mobilenet(folder: Path, opset: int) -> Export:
     batch = net("Gather", net("Shape", pooled), net.constant(0), axis=0)
     shape = net("Concat", net("Unsqueeze", batch, axes=[0]), net.constant([-1]), axis=0)
     y = net.dense(net("Reshape", pooled, shape), 32, 10)
-    return net.export(folder, net.images((1, 3, 64, 64), (2, 3, 64, 64)), y)
+    return export(net, folder, net.images((1, 3, 64, 64), (2, 3, 64, 64)), y)
 
 
 def _clipped(net: Net, x: str) -> str:
@@ -143,7 +144,7 @@ def _efficientnet(folder: Path) -> Export:
         x = net("Add", y, x) if stride == 1 and channels == net.channels[x] else y
     y = net("Squeeze", net("ReduceMean", x, axes=[2, 3], keepdims=1), axes=[2, 3])
     y = net("Softmax", net("Add", net("MatMul", y, net.weight(24, 10)), net.weight(10)))
-    return net.export(folder, net.images((1, 64, 64, 3), (2, 64, 64, 3)), y)
+    return export(net, folder, net.images((1, 64, 64, 3), (2, 64, 64, 3)), y)
 
 
 def _shufflenet(folder: Path, opset: int) -> Export:
@@ -181,7 +182,7 @@ def _squeezenet(folder: Path, opset: int) -> Export:
         x = net.pool(x, 3)
     y = net("Relu", net.conv(net("Dropout", x, ratio=0.5), 10, 1))
     y = net("Reshape", net("GlobalAveragePool", y), net.array([0, -1], dtype=np.int64))
-    return net.export(folder, net.images((1, 3, 64, 64)), net("Softmax", y))
+    return export(net, folder, net.images((1, 3, 64, 64)), net("Softmax", y))
 
 
 def _zfnet(folder: Path) -> Export:
@@ -190,7 +191,7 @@ def _zfnet(folder: Path) -> Export:
     x = net.pool(net("LRN", x, size=3, alpha=5e-5, beta=0.75), 3, pads=[0, 0, 1, 1])
     x = net("Relu", net.conv(net("Relu", net.conv(x, 24, 5, 2)), 24))
     y = net("Flatten", net.pool(x, 3))
-    return net.export(folder, net.images((1, 3, 64, 64)), net("Softmax", net.dense(y, 24 * 9, 10)))
+    return export(net, folder, net.images((1, 3, 64, 64)), net("Softmax", net.dense(y, 24 * 9, 10)))
 
 
 def _mnist(folder: Path) -> Export:
@@ -203,7 +204,7 @@ def _mnist(folder: Path) -> Export:
     flat = net("Reshape", x, net.array([1, 256], dtype=np.int64))
     matrix = net("Reshape", net.weight(16, 4, 4, 10, scale=0.1), net.array([256, 10], dtype=np.int64))
     y = net("Add", net("MatMul", flat, matrix), net.weight(1, 10))
-    return net.export(folder, net.images((1, 1, 28, 28)), y)
+    return export(net, folder, net.images((1, 1, 28, 28)), y)
 
 
 def _emotion(folder: Path) -> Export:
@@ -217,7 +218,7 @@ def _emotion(folder: Path) -> Export:
         x = net("Dropout", net.pool(x, pads=[0] * 4), ratio=0.25)
     y = net("Reshape", x, net.array([1, 2048], dtype=np.int64))
     y = net("Relu", net("Add", net("MatMul", y, net.weight(2048, 32, scale=0.02)), net.weight(32)))
-    return net.export(folder, net.images((1, 1, 64, 64)), net("MatMul", y, net.weight(32, 8)))
+    return export(net, folder, net.images((1, 1, 64, 64)), net("MatMul", y, net.weight(32, 8)))
 
 
 def _arcface(folder: Path) -> Export:
@@ -233,7 +234,7 @@ def _arcface(folder: Path) -> Export:
         h = net.norm(net.conv(h, channels, 3, stride, bias=False), momentum=0.9, spatial=1)
         x = net("Add", h, net.block(x, channels, 1, stride, act=""))
     x = net("Identity", net("Dropout", net.norm(x), ratio=0.4))
-    return net.export(folder, net.images((1, 3, 64, 64)), net.dense(net("Flatten", x), 32 * 256, 16))
+    return export(net, folder, net.images((1, 3, 64, 64)), net.dense(net("Flatten", x), 32 * 256, 16))
 
 
 NETS: Final[dict[str, Callable[[Path], Export]]] = {

@@ -9,8 +9,9 @@ from typing import Final
 import numpy as np
 from onnx import helper
 
-from .case import Case, Export
-from .net import Net
+from benchmarks.net import Net
+
+from .case import Case, Export, export
 
 DETECTION: Final = "ONNX model zoo: detection and segmentation"
 IMAGES: Final = "ONNX model zoo: image to image"
@@ -47,7 +48,7 @@ def _tiny_yolo2(folder: Path) -> Export:
     for channels in (8, 16, 32):
         x = net.pool(net.block(x, channels, act="LeakyRelu", same=True), auto_pad="SAME_UPPER")
     x = net.pool(net.block(x, 32, act="LeakyRelu", same=True), 2, 1, auto_pad="SAME_UPPER")
-    return net.export(folder, net.images((1, 3, 64, 64)), net.conv(x, 125, 1, same=True))
+    return export(net, folder, net.images((1, 3, 64, 64)), net.conv(x, 125, 1, same=True))
 
 
 def _suppressed(net: Net, boxes: str, scores: str) -> tuple[str, ...]:
@@ -85,7 +86,7 @@ def _yolo3(folder: Path, opset: int, widths: tuple[int, ...]) -> Export:
     every = net("Concat", *boxes, axis=1)
     by_class = net("Transpose", net("Concat", *scores, axis=1), perm=[0, 2, 1])
     chosen, found = _suppressed(net, every, by_class)
-    return net.export(folder, net.images((1, 3, 64, 64)), every, by_class, found, **{chosen: np.int64})
+    return export(net, folder, net.images((1, 3, 64, 64)), every, by_class, found, **{chosen: np.int64})
 
 
 def _yolo4(folder: Path) -> Export:
@@ -110,7 +111,7 @@ def _yolo4(folder: Path) -> Export:
     heads = [net("Transpose", net.conv(m, 27, 1), perm=[0, 2, 3, 1]) for m in (up, x)]
     shape = net("Concat", net("Slice", net("Shape", heads[0]), *(net.constant([v]) for v in (0, 3, 0))),
                 net.constant([3, 9]), axis=0)  # fmt: skip
-    return net.export(folder, net.images((1, 64, 64, 3)), net("Reshape", heads[0], shape), heads[1])
+    return export(net, folder, net.images((1, 64, 64, 3)), net("Reshape", heads[0], shape), heads[1])
 
 
 def _yolo5(folder: Path) -> Export:
@@ -143,7 +144,7 @@ def _yolo5(folder: Path) -> Export:
         centre = net("Mul", net("Add", twice[0], net.array(grid - 0.5)), net.constant(64 / side, np.float32))
         extent = net("Mul", net("Pow", twice[1], net.constant(2, np.float32)), net.weight(1, 3, 1, 1, 2, around=9))
         outputs.append(net("Reshape", net("Concat", centre, extent, ends[2], axis=4), net.constant([1, -1, 9])))
-    return net.export(folder, net.images((1, 3, 64, 64)), net("Concat", *outputs, axis=1))
+    return export(net, folder, net.images((1, 3, 64, 64)), net("Concat", *outputs, axis=1))
 
 
 def _ssd(folder: Path) -> Export:
@@ -174,7 +175,7 @@ def _ssd(folder: Path) -> Export:
     best, order = net("TopK", score, least, n=2, axis=0)
     found = net("Gather", _axes(net, boxes, [0], "Squeeze"), net("Gather", box, order), axis=0)
     named = net("Gather", label, order)
-    return net.export(folder, net.images((1, 3, 64, 64)), found, best, **{named: np.int64})
+    return export(net, folder, net.images((1, 3, 64, 64)), found, best, **{named: np.int64})
 
 
 def _retinanet(folder: Path) -> Export:
@@ -187,7 +188,7 @@ def _retinanet(folder: Path) -> Export:
     for x in pyramid:
         h = net("Relu", net("Conv", x, *shared[0], kernel_shape=[3, 3], pads=[1] * 4))
         outputs.append(net("Sigmoid", net("Conv", h, *shared[1], kernel_shape=[3, 3], pads=[1] * 4)))
-    return net.export(folder, net.images((1, 3, 64, 64)), *outputs)
+    return export(net, folder, net.images((1, 3, 64, 64)), *outputs)
 
 
 def _rcnn(folder: Path, masks: bool) -> Export:
@@ -236,7 +237,7 @@ def _rcnn(folder: Path, masks: bool) -> Export:
         net.channels[pooled] = 16
         m = net.conv(net("Relu", net.conv(pooled, 16)), 16, 2, 2, transposed=True, pads=[0] * 4)
         outputs.append(net("Sigmoid", net.conv(net("Relu", m), 5, 1)))
-    return net.export(folder, net.images((1, 3, 64, 64)), *outputs)
+    return export(net, folder, net.images((1, 3, 64, 64)), *outputs)
 
 
 def _unet(folder: Path) -> Export:
@@ -250,7 +251,7 @@ def _unet(folder: Path) -> Export:
     for channels, skip in ((16, skips[1]), (8, skips[0])):
         x = net.concat(skip, net.conv(x, channels, 2, 2, transposed=True, pads=[0] * 4))
         x = net.block(x, channels)
-    return net.export(folder, net.images((1, 1, 64, 64), (2, 1, 64, 64)), net("Sigmoid", net.conv(x, 1, 1)))
+    return export(net, folder, net.images((1, 1, 64, 64), (2, 1, 64, 64)), net("Sigmoid", net.conv(x, 1, 1)))
 
 
 def _fcn(folder: Path) -> Export:
@@ -265,7 +266,7 @@ def _fcn(folder: Path) -> Export:
     none = net("Constant", value=helper.make_tensor("none", 1, [0], []))
     y = net("Resize", h, none, none, sizes, mode="linear", coordinate_transformation_mode="pytorch_half_pixel",
             cubic_coeff_a=-0.75, nearest_mode="floor")  # fmt: skip
-    return net.export(folder, net.images((1, 3, 64, 48), (2, 3, 40, 64)), y)
+    return export(net, folder, net.images((1, 3, 64, 48), (2, 3, 40, 64)), y)
 
 
 def _super_resolution(folder: Path) -> Export:
@@ -275,7 +276,7 @@ def _super_resolution(folder: Path) -> Export:
     x = net.conv(net("Relu", net.conv(x, 8)), 9)
     apart = net("Reshape", x, net.constant([-1, 1, 3, 3, 32, 32]))
     y = net("Reshape", net("Transpose", apart, perm=[0, 1, 4, 2, 5, 3]), net.constant([-1, 1, 96, 96]))
-    return net.export(folder, net.images((1, 1, 32, 32), (3, 1, 32, 32)), y)
+    return export(net, folder, net.images((1, 1, 32, 32), (3, 1, 32, 32)), y)
 
 
 def _style(folder: Path) -> Export:
@@ -292,7 +293,7 @@ def _style(folder: Path) -> Export:
     x = net("Add", x, layer(net("Relu", layer(x, 16, 3)), 16, 3))
     x = net("Relu", layer(_upsampled(net, x), 8, 3))
     p = net("Pad", x, mode="reflect", pads=[0, 0, 4, 4, 0, 0, 4, 4])
-    return net.export(folder, net.images((1, 3, 64, 64)), net.conv(p, 3, 9, pads=[0] * 4))
+    return export(net, folder, net.images((1, 3, 64, 64)), net.conv(p, 3, 9, pads=[0] * 4))
 
 
 DETECTORS: Final[dict[str, Callable[[Path], Export]]] = {

@@ -8,8 +8,9 @@ from typing import Final
 
 import numpy as np
 
-from .case import Case, Export
-from .net import Net
+from benchmarks.net import Net
+
+from .case import Case, Export, export
 
 FAMILY: Final = "ONNX model zoo: language"
 WIDTH, HEADS, WORDS = 16, 2, 50
@@ -103,7 +104,7 @@ def _roberta(folder: Path) -> Export:
         x = t.layer(x, mask)
     pooled = net("Tanh", net("Gemm", net("Gather", x, net.constant(0), axis=1), net.weight(WIDTH, WIDTH),
                              net.weight(WIDTH), transB=1))  # fmt: skip
-    return net.export(folder, [{"input_ids": i} for i in ids], x, pooled)
+    return export(net, folder, [{"input_ids": i} for i in ids], x, pooled)
 
 
 def _bert_squad(folder: Path) -> Export:
@@ -129,7 +130,7 @@ def _bert_squad(folder: Path) -> Export:
     logits = net("Transpose", t.linear(x, WIDTH, 2), perm=[2, 0, 1])
     start, end = (net("Squeeze", part, axes=[0]) for part in net("Split", logits, n=2, axis=0))
     inputs = [{"input_ids": i, "segment_ids": s, "input_mask": m} for i, s, m in zip(ids, segments, masks, strict=True)]
-    return net.export(folder, inputs, start, end)
+    return export(net, folder, inputs, start, end)
 
 
 def _gpt2(folder: Path) -> Export:
@@ -154,7 +155,7 @@ def _gpt2(folder: Path) -> Export:
         x = net("Add", x, t.linear(t.merged(net("MatMul", net("Softmax", masked, axis=3), v)), WIDTH, WIDTH))
         x = net("Add", x, t.linear(t.tanh_gelu(t.linear(t.normed(x), WIDTH, 32)), 32, WIDTH))
     logits = net("MatMul", t.normed(x), net.weight(WIDTH, WORDS))
-    return net.export(folder, [{"input1": i} for i in ids], logits, *caches)
+    return export(net, folder, [{"input1": i} for i in ids], logits, *caches)
 
 
 def _t5(folder: Path, decoder: bool) -> Export:
@@ -196,7 +197,7 @@ def _t5(folder: Path, decoder: bool) -> Export:
         h = net("Relu", net("MatMul", rms(x), net.weight(WIDTH, 32, scale=0.2)))
         x = net("Add", x, net("MatMul", h, net.weight(32, WIDTH, scale=0.2)))
     y = rms(x)
-    return net.export(folder, inputs, net("MatMul", y, net.weight(WIDTH, WORDS)) if decoder else y)
+    return export(net, folder, inputs, net("MatMul", y, net.weight(WIDTH, WORDS)) if decoder else y)
 
 
 def _bidaf(folder: Path) -> Export:
@@ -237,7 +238,7 @@ def _bidaf(folder: Path) -> Export:
     inputs = [
         {f"{n}_{k}": v for n, t in (("context", a), ("query", b)) for k, v in _tokens(t).items()} for a, b in text
     ]
-    return net.export(folder, inputs, **dict.fromkeys(ends, np.int32))
+    return export(net, folder, inputs, **dict.fromkeys(ends, np.int32))
 
 
 def _both_ways(net: Net, x: str, before: int, after: int) -> str:

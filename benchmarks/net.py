@@ -1,4 +1,4 @@
-"""A network written node by node, with random weights: for structures of files that are not made any more."""
+"""A network written node by node, with random weights."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
-
-from .case import Export
 
 Dims = Sequence[int | str | None]
 
@@ -122,15 +120,18 @@ class Net:
             inputs += [helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in tensors]
         return helper.make_graph(self.nodes, name, inputs, results, tensors)
 
-    def export(self, folder: Path, inputs: Sequence[Mapping[str, np.ndarray]], *outputs: str, **dtypes: Any) -> Export:
-        """The file. Outputs are float32 unless ``dtypes`` says otherwise; domains outside of ONNX have version 1."""
+    def save(self, folder: Path, *outputs: str, **dtypes: Any) -> Path:
+        """Write model.onnx into a folder, and return its path.
+
+        Outputs are float32 unless ``dtypes`` says otherwise; domains outside of ONNX have version 1.
+        """
         graph = self.graph({**dict.fromkeys(outputs, np.float32), **dtypes})
         versions = dict.fromkeys(sorted({n.domain for n in self.nodes}), 1) | {"": self.opset, "ai.onnx.ml": self.ml}
         opsets = [helper.make_opsetid(domain, version) for domain, version in versions.items() if version]
         model = helper.make_model(graph, opset_imports=opsets, ir_version=self.ir)
         path = folder / "model.onnx"
         onnx.save(model, path)
-        return Export(path, inputs)
+        return path
 
     def image(self, size: int = 64, batch: int | str = 1, channels: int = 3) -> str:
         return self.input("data", [batch, channels, size, size])
