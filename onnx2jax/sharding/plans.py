@@ -20,7 +20,7 @@ from ..ops.arrays import is_traced
 from ..ops.registry import Shards
 from .rules import Arrays, Constraint, Placement, Rules, Shardings, check_patterns, entries, fitting
 from .tensor import pairs
-from .walk import Found, How, Key, key
+from .walk import Found, Key, key
 
 KINDS: Final = ("data", "fsdp", "tensor", "data+tensor", "fsdp+tensor")
 
@@ -187,12 +187,14 @@ def _of_inputs(mesh: Mesh, plan: Plan, caches: Mapping[str, int], values: Arrays
 
 
 class Constraints(Constraint):
-    """Constrains results of matrix products to the plan's sharding, and gathers FSDP weights where they are used."""
+    """Slices shards from replicated values where the plan does, and gathers FSDP weights where they are used.
+
+    XLA propagates the shardings of weights and inputs to all other values.
+    """
 
     def __init__(self, mesh: Mesh, plan: Plan, graph: Graph, found: Found, specs: Specs) -> None:
         self.mesh, self.model, self.batch = mesh, plan.model, plan.data if plan.batch else None
-        self.results, self.ranks = found.values, found.ranks
-        self.along = found.shards
+        self.sliced, self.along = found.sliced, found.shards
         self.parts = mesh.shape[plan.model] if plan.tensor else 1
         gathered = {}
         for name, (shape, spec) in specs.items():
@@ -205,23 +207,22 @@ class Constraints(Constraint):
                 self.operands[key(node)] = own
 
     def __call__(self, node: Node, names: Sequence[str], values: Sequence[Any]) -> list[Any]:
-        own = key(node)
-        results, operands = self.results.get(own, {}), self.operands.get(own, {})
-        return [self._placed(n, v, results, operands) for n, v in zip(names, values, strict=False)]
+        sliced, operands = self.sliced.get(key(node), {}), self.operands.get(key(node), {})
+        return [self._placed(n, v, sliced, operands) for n, v in zip(names, values, strict=False)]
 
     def shards(self, node: Node, /) -> Shards:
         along = self.along.get(key(node))
         return Shards(spread=True) if along is None else Shards(self.parts, along, True)
 
-    def _placed(self, name: str, value: Any, results: Mapping[str, tuple[int, How]], operands: Specs) -> Any:
+    def _placed(self, name: str, value: Any, sliced: Mapping[str, int], operands: Specs) -> Any:
         if not is_traced(value) or not hasattr(value, "ndim"):
             return value
         if name in operands and operands[name][0] == value.shape:
             return jax.lax.with_sharding_constraint(value, NamedSharding(self.mesh, operands[name][1]))
-        axis, how = results.get(name, (0, "replicated"))
-        if axis == 0 or value.ndim < -axis or (how != "replicated" and value.shape[axis] % self.parts):
+        axis = sliced.get(name, 0)
+        if axis == 0 or value.ndim < -axis or value.shape[axis] % self.parts:
             return value
-        for own in {"sharded": (self.model,), "replicated": (None,), "sliced": (None, self.model)}[how]:
+        for own in (None, self.model):
             spec: list[Any] = [PartitionSpec.UNCONSTRAINED] * value.ndim
             spec[axis] = own
             value = jax.lax.with_sharding_constraint(value, NamedSharding(self.mesh, PartitionSpec(*spec)))

@@ -97,13 +97,6 @@ def _weights(node: Node, operands: Sequence[Fact], shape: Shape | None) -> Mappi
     return {n: (*[None] * (len(shape) - len(a)), *a) for o in operands for n, a in (o.weights or {}).items()}
 
 
-def axes_of(node: Node, operands: Sequence[Fact]) -> tuple[int, ...] | None:
-    """The axes of Squeeze or Unsqueeze, from the attribute or the operand; None if unknown."""
-    if "axes" in node.attributes:
-        return tuple(node.attributes["axes"])
-    return operands[1].numbers if len(operands) > 1 else None
-
-
 def permutation(node: Node, rank: int) -> tuple[int, ...]:
     """The axes of a Transpose."""
     return tuple(node.attributes.get("perm") or range(rank)[::-1])

@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ..eval.abstract import ALONG, SAME
 from ..ir.graph import Graph
 from . import heads, products
 from .shapes import Facts
-from .walk import Found, Rule, Walk, elementwise, nothing, other
+from .walk import Begin, Found, Rule, Walk, moving, nothing
 
 
 def pairs(graph: Graph, weights: Mapping[str, Any], parts: int) -> Found:
@@ -29,29 +28,36 @@ def pairs(graph: Graph, weights: Mapping[str, Any], parts: int) -> Found:
     facts, refused = Facts(graph, weights), dict[int, str]()
     while True:
         walk = Walk(graph, facts, weights, parts, refused)
-        walk.run(_RULES)
+        walk.run(_BEGINS, _RULES)
         if refused.keys() >= walk.failed.keys():
             walk.explain()
             return walk.found
         refused = walk.failed | refused
 
 
-_RULES: Final[Mapping[str, Rule]] = {
-    **dict.fromkeys(ALONG, other),
-    **dict.fromkeys(SAME, elementwise),
-    **dict.fromkeys(("MatMul", "Gemm", "FusedMatMul", "FusedGemm", "GemmFastGelu"), products.product),
-    **dict.fromkeys(("Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization"), heads.normalized),
-    **dict.fromkeys(("SimplifiedLayerNormalization",), heads.normalized),
-    **dict.fromkeys(("Concat", "ScatterElements", "TensorScatter"), heads.concatenated),
-    **dict.fromkeys(("Slice", "Expand", "Tile"), heads.sliced),
-    **dict.fromkeys(("Squeeze", "Unsqueeze"), heads.squeeze),
-    **dict.fromkeys(("Attention", "GroupQueryAttention", "MultiHeadAttention"), heads.attention),
+_PRODUCTS: Final = ("MatMul", "Gemm", "FusedMatMul", "FusedGemm", "GemmFastGelu")
+_ATTENTION: Final = ("Attention", "GroupQueryAttention", "MultiHeadAttention")
+_NORMALIZED: Final = "Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"
+_BEGINS: Final[Mapping[str, Begin]] = {
+    **dict.fromkeys(_PRODUCTS, products.begin_product),
+    **dict.fromkeys(_ATTENTION, heads.packed_attention),
     **dict.fromkeys(("MoE", "QMoE"), products.experts),
-    "Gather": products.gather,
+    "Gather": products.rows,
+    "MatMulNBits": products.begin_packed_product,
+    "Reshape": heads.heads_of,
+    "Split": heads.parts_of,
+}
+_RULES: Final[Mapping[str, Rule]] = {
+    **dict.fromkeys(_PRODUCTS, products.product),
+    **dict.fromkeys(_ATTENTION, heads.attention),
+    **dict.fromkeys(_NORMALIZED, moving(heads.normalized)),
+    **dict.fromkeys(("Concat", "ScatterElements", "TensorScatter"), moving(heads.concatenated)),
+    **dict.fromkeys(("Slice", "Expand", "Tile"), moving(heads.sliced)),
+    **dict.fromkeys(("Reshape", "Squeeze", "Unsqueeze"), moving(heads.reshape)),
+    "Gather": moving(heads.gather),
     "MatMulNBits": products.packed_product,
-    "Reshape": heads.reshape,
-    "RotaryEmbedding": heads.rotated,
+    "RotaryEmbedding": moving(heads.rotated),
     "Shape": nothing,
-    "Split": heads.split,
-    "Transpose": heads.transpose,
+    "Split": moving(heads.split),
+    "Transpose": moving(heads.transpose),
 }

@@ -6,17 +6,15 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-from ..eval.abstract import is_elementwise
+from ..eval.abstract import ALONG, SAME, is_elementwise
 from ..ir.graph import Graph, Node
 from .shapes import Extent, Fact, Facts
 
 Along = tuple[int, frozenset[int]]
 """The sharded axis of a value, counted from the last, and the nodes where that sharding started."""
 Key = tuple[str, tuple[str, ...]]
-How = Literal["sharded", "replicated", "sliced"]
-"""How a value is placed; "sliced": each device slices its shard from a replicated value."""
 
 CONCATENATED: Final = "it concatenates queries, keys and values, so its blocks are not heads"
 
@@ -33,16 +31,14 @@ class Found:
     Attributes:
         weights: sharded weight -> axis.
         inputs: sharded input (a cache) -> axis, counted from the last.
-        values: ``key`` of a node -> its outputs to constrain: an axis, counted from the last, and how it is placed.
-        ranks: ranks of the outputs in ``values``, where known.
+        sliced: ``key`` of a node -> its outputs of which each device slices its shard, and their axes from the last.
         shards: ``key`` of a node -> ``registry.Shards.along``, for operators that need to know.
         reasons: weight that is not sharded -> why.
     """
 
     weights: dict[str, int] = field(default_factory=dict)
     inputs: dict[str, int] = field(default_factory=dict)
-    values: dict[Key, dict[str, tuple[int, How]]] = field(default_factory=dict)
-    ranks: dict[str, int] = field(default_factory=dict)
+    sliced: dict[Key, dict[str, int]] = field(default_factory=dict)
     shards: dict[Key, str] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
 
@@ -59,20 +55,33 @@ class Walk:
         self.concatenated: set[str] = set()
         """Replicated values that concatenate queries, keys and values."""
         self.failed: dict[int, str] = {}
-        self.producers = {n: (node, i) for node in graph.nodes for i, n in enumerate(node.outputs) if n}
         self.inputs = {v.name for v in graph.inputs} - graph.initializers.keys()
         self.largest = self._largest()
 
-    def run(self, rules: Mapping[str, Rule]) -> None:
-        """Propagate shardings through all nodes by the rules of their operators."""
+    def run(self, begins: Mapping[str, Begin], rules: Mapping[str, Rule]) -> None:
+        """Propagate shardings through all nodes: ``begins`` where no operand is sharded, else ``rules``."""
         for i, node in enumerate(self.graph.nodes):
             operands = [self.along.get(n) for n in node.inputs]
-            rule = rules.get(node.op_type, elementwise if is_elementwise(node) else other)
             try:
-                results = rule(self, i, node, operands)
+                if any(self.along.get(n) for n in node.reads):
+                    results = rules.get(node.op_type, elementwise if _is_elementwise(node) else other)(
+                        self, node, operands
+                    )
+                else:
+                    results = self._begun(i, node, begins)
             except (ArithmeticError, LookupError, TypeError, ValueError):  # an invalid node, which its operator reports
                 results = fail(self, node, operands)
             self.along.update((n, r) for n, r in zip(node.outputs, results, strict=False) if n and r is not None)
+
+    def _begun(self, i: int, node: Node, begins: Mapping[str, Begin]) -> Sequence[Along | None]:
+        if node.op_type not in begins:
+            joined = _is_elementwise(node) and self.concatenated.intersection(node.inputs)
+            self.concatenated.update(node.outputs if joined else ())
+        elif i not in self.refused:
+            return begins[node.op_type](self, i, node)
+        elif self.refused[i] == CONCATENATED:
+            self.concatenated.update(node.outputs)
+        return []
 
     # For the rules of operators.
 
@@ -100,9 +109,6 @@ class Walk:
         for origin in origins:
             self.failed.setdefault(origin, why)
 
-    def may_begin(self, i: int) -> bool:
-        return i not in self.refused and i not in self.failed
-
     def shard(self, name: str, axis: int, origins: frozenset[int]) -> bool:
         """Shard the weights that a value consists of along one of its axes; False if that is impossible."""
         wanted: dict[str, int] = {}
@@ -126,17 +132,6 @@ class Walk:
     def is_weight(self, name: str) -> bool:
         return bool(self.facts.of(name).weights)
 
-    def constrain(self, node: Node, output: int, axis: int, how: How = "sharded") -> None:
-        """Constrain the placement of an output, so that XLA does not choose another."""
-        if output < len(node.outputs) and node.outputs[output]:
-            name = node.outputs[output]
-            self.found.values.setdefault(key(node), {})[name] = axis, how
-            if (shape := self.shape(name)) is not None:
-                self.found.ranks[name] = len(shape)
-
-    def replicate(self, node: Node) -> None:
-        self.constrain(node, 0, -1, "replicated")
-
     def cache(self, name: str, axis: int) -> None:
         """Shard an input of the graph, such as a cache that a sharded value is appended to."""
         if name in self.inputs:
@@ -159,7 +154,12 @@ class Walk:
             self.found.reasons[name] = why[0] if why else plain
 
 
-Rule = Callable[[Walk, int, Node, Sequence[Along | None]], Sequence[Along | None]]
+Begin = Callable[[Walk, int, Node], Sequence[Along | None]]
+"""The outputs of a node whose operands are replicated."""
+Rule = Callable[[Walk, Node, Sequence[Along | None]], Sequence[Along | None]]
+"""The outputs of a node with a sharded operand."""
+Move = Callable[[Walk, Node, int], int | str]
+"""From the sharded axis of the operands to that of the outputs, or the reason why it cannot be sharded, or ""."""
 
 
 def label(node: Node) -> str:
@@ -173,14 +173,11 @@ def fail(walk: Walk, node: Node, operands: Sequence[Along | None], why: str = ""
     return []
 
 
-def begin(walk: Walk, i: int, node: Node, axis: int, extent: Extent) -> list[Along | None]:
+def begin(walk: Walk, i: int, node: Node, axis: int) -> list[Along | None]:
     """Start sharding at a replicated value: each device slices its shard, which needs no communication."""
-    if not walk.divides(extent):
-        return []
-    count = len(node.outputs) if node.op_type == "Split" else 1
-    for output in range(count):
-        walk.constrain(node, output, axis, "sliced")
-    return [(axis, frozenset({i}))] * count
+    names = node.outputs if node.op_type == "Split" else node.outputs[:1]
+    walk.found.sliced[key(node)] = dict.fromkeys(filter(None, names), axis)
+    return [(axis, frozenset({i}))] * len(names)
 
 
 def common_axis(operands: Sequence[Along | None]) -> Along | None:
@@ -194,23 +191,36 @@ def has_axis(fact: Fact, axis: int) -> bool:
     return fact.shape is not None and len(fact.shape) >= -axis and fact.shape[axis] != 1
 
 
-def elementwise(walk: Walk, _i: int, node: Node, operands: Sequence[Along | None]) -> Sequence[Along | None]:
-    if not any(operands):
-        walk.concatenated.update(node.outputs if walk.concatenated.intersection(node.inputs) else ())
-        return []
+def moving(move: Move) -> Rule:
+    """The rule of an operator that moves the axis along which its operands are sharded."""
+
+    def rule(walk: Walk, node: Node, operands: Sequence[Along | None]) -> Sequence[Along | None]:
+        one = common_axis(operands)
+        axis = "" if one is None else move(walk, node, one[0])
+        if one is None or isinstance(axis, str):
+            return fail(walk, node, operands, str(axis))
+        return [(axis, one[1])] * len(node.outputs)
+
+    return rule
+
+
+def _is_elementwise(node: Node) -> bool:
+    return node.op_type in SAME or (is_elementwise(node) and node.op_type not in ALONG)
+
+
+def elementwise(walk: Walk, node: Node, operands: Sequence[Along | None]) -> Sequence[Along | None]:
     one = common_axis(operands)
     if one is None:
         return fail(walk, node, operands)
-    axis, _ = one
     for name, operand in zip(node.inputs, operands, strict=True):
-        if operand is None and name and walk.is_weight(name) and has_axis(walk.facts.of(name), axis):
-            walk.shard(name, axis, frozenset())
+        if operand is None and name and walk.is_weight(name) and has_axis(walk.facts.of(name), one[0]):
+            walk.shard(name, one[0], frozenset())
     return [one]
 
 
-def other(walk: Walk, _: int, node: Node, operands: Sequence[Along | None]) -> Sequence[Along | None]:
+def other(walk: Walk, node: Node, _: Sequence[Along | None]) -> Sequence[Along | None]:
     """A node without a rule needs its operands replicated, and the captures of its subgraphs."""
-    return fail(walk, node, [*operands, *(walk.along.get(n) for n in node.reads)])
+    return fail(walk, node, [walk.along.get(n) for n in node.reads])
 
 
 def nothing(*_: Any) -> list[Along | None]:
