@@ -2,9 +2,10 @@
 
 All become NamedShardings over one mesh, and never change results.
 
-- ``rules``: a user's rules by name; ``Placement``, the base of all placements.
-- ``plans``: derived from the graph, by ``walk`` over its nodes with ``products``, ``tensor``, ``heads`` and ``shapes``.
+- ``rules``: ``Placement``, the base of all placements.
+- ``plans``: by a user's rules over names, or derived from the graph: by ``walk`` over its nodes with ``products``,
+  ``tensor``, ``heads`` and ``shapes``.
 - ``configurations``: the file's own, over a ``mesh``; ``constraints`` on values of nodes, ``writing`` into a file.
 - ``stages``: pipeline stages, each on its own devices.
-- ``put``, ``processes``, ``collectives``: arrays to devices, multi-process programs, communication between devices.
+- ``put``, ``processes``: arrays to devices, multi-process programs.
 """

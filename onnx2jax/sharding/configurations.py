@@ -6,6 +6,7 @@ Annotations are hints (rule DV-01). Those that one mesh cannot express are ignor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,16 +22,8 @@ from ..ir.graph import Graph, Imported, Node
 from ..proto.devices import Configuration, NodeDevices, Sharding, problems
 from .constraints import Axes, Constraints, factored, is_excluded, warn
 from .mesh import best
-from .plans import Plan, as_plan, by_plan
-from .rules import (
-    Arrays,
-    Placement,
-    Rules,
-    Shardings,
-    by_rules,
-    fitting,
-    own_rules,
-)
+from .plans import Plan, as_plan, by_plan, by_rules
+from .rules import Arrays, Placement, Rules, Shardings, fitting, own_rules
 from .stages import AXIS, cut, in_stages, slices, staged
 from .walk import key as of_node
 
@@ -172,17 +165,24 @@ def _over(
 
 
 def _inputs(mesh: Mesh, wanted: Mapping[str, tuple[Sharding, Axes]], values: Arrays, _batch: bool = False) -> Shardings:
-    return {n: _fitted(mesh, *wanted[n], v.shape) if n in wanted else replicated(mesh) for n, v in values.items()}
+    """The shardings of inputs as wanted where that fits their shapes, else replicated."""
+    found = dict.fromkeys(values, replicated(mesh))
+    for name in wanted.keys() & values.keys():
+        with suppress(ShardingError):  # the devices do not divide the extents
+            found[name] = _fitted(name, mesh, *wanted[name], values[name].shape)
+    return found
 
 
-def _fitted(mesh: Mesh, sharding: Sharding, axes: Axes, shape: tuple[int, ...]) -> NamedSharding:
-    """The sharding over the mesh if it fits the shape, else replicated."""
-    try:
-        factors, spec = factored(sharding, axes, shape)
-        fits = len(factors) == len(shape)
-        return fitting("", shape, mesh, PartitionSpec(*spec), "its node") if fits else replicated(mesh)
-    except ShardingError:  # the devices do not divide the extents
-        return replicated(mesh)
+def _fitted(name: str, mesh: Mesh, sharding: Sharding, axes: Axes, shape: tuple[int, ...]) -> NamedSharding:
+    """The sharding over the mesh.
+
+    Raises:
+        ShardingError: it does not fit the shape.
+    """
+    factors, spec = factored(sharding, axes, shape)
+    if len(factors) > len(shape):
+        raise ShardingError(f"its axes are fused from {list(factors)}")
+    return fitting(name, shape, mesh, PartitionSpec(*spec), "its node")
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -304,12 +304,8 @@ def _params(
     for key, sharding, axes in wanted:
         if key not in weights or key in params:
             continue
-        shape = weights[key].shape
         try:
-            factors, spec = factored(sharding, axes, shape)
-            if len(factors) > len(shape):
-                raise ShardingError(f"its axes are fused from {list(factors)}")
-            params[key] = fitting(key, shape, mesh, PartitionSpec(*spec), "its node")
+            params[key] = _fitted(key, mesh, sharding, axes, weights[key].shape)
         except ShardingError as e:
             notes.append(f"{key!r} is replicated: {e}")
     return {n: params.get(n, replicated(mesh)) for n in weights}

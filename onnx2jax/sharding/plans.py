@@ -1,10 +1,10 @@
-"""Plans: shardings derived from a model's graph for data, FSDP and tensor parallelism."""
+"""Plans: shardings by a user's rules over names, or derived from the graph for data, FSDP and tensor parallelism."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, Final
@@ -106,20 +106,53 @@ def by_plan(graph: Graph, params: Mapping[str, np.ndarray], mesh: Mesh, plan: Pl
             f"plan {plan.kind!r} shards over axis {missing[0]!r}, the mesh has {list(mesh.axis_names)}: make the mesh "
             f"jax.make_mesh(..., {plan.axes}), or name its axes: Plan({plan.kind!r}, data=..., model=...)"
         )
-    mesh = compat.auto(mesh)
-    inputs = [v.name for v in graph.inputs]
-    check_patterns(plan.rules, [*params, *inputs])
     found = pairs(graph, params, mesh.shape[plan.model]) if plan.tensor else Found()
-    specs: Specs = {n: (v.shape, _spec(v.shape, mesh, plan, found.weights.get(n))) for n, v in params.items()}
-    of_params = partial(_of_params, mesh, plan, specs)
+    placement, specs = _placement(params, [v.name for v in graph.inputs], mesh, plan, found)
     reasons = {
-        n: _reason(n, shape, spec, plan, mesh, found) for n, (shape, spec) in specs.items() if not _ruled(plan, n)
+        n: why
+        for n, (shape, spec) in specs.items()
+        if not _ruled(plan, n) and (why := _reason(n, shape, spec, plan, mesh, found))
     }
-    reasons = {n: why for n, why in reasons.items() if why}
     notes = tuple(f"{n!r} {why}" for n, why in reasons.items() if len(specs[n][0]) > 1 and plan.kind != "data")
-    constrain = Constraints(mesh, plan, graph, found, specs)
-    of_inputs = partial(_of_inputs, mesh, plan, found.inputs)
-    return Placement(mesh, of_params(params), of_params, of_inputs, notes=notes, constrain=constrain, reasons=reasons)
+    constrain = Constraints(placement.mesh, plan, graph, found, specs)
+    return replace(placement, notes=notes, constrain=constrain, reasons=reasons)
+
+
+def by_rules(params: Arrays, inputs: Iterable[str], mesh: Mesh, rules: Rules) -> Placement:
+    """The placement by a user's rules: of parameters and inputs by the first rule whose pattern matches their name.
+
+    Other parameters are replicated, and other inputs sharded along their first axis over the mesh's first, as a
+    training batch is, if that divides it.
+
+    Args:
+        params: name -> anything with a shape.
+        inputs: the names of inputs.
+        mesh: the devices; all its axes become Auto, so the compiler chooses shardings of intermediate values.
+        rules: patterns (``"*.weight"``; fnmatch) with specs.
+
+    Raises:
+        ShardingError: a rule fits no array, or does not fit the mesh.
+
+    >>> import jax, numpy as np
+    >>> from jax.sharding import PartitionSpec as P
+    >>> mesh = jax.make_mesh((1, 1), ("data", "model"))
+    >>> params = {"fc.weight": np.zeros((4, 8)), "fc.bias": np.zeros(8)}
+    >>> placement = by_rules(params, (), mesh, {"*.weight": P(None, "model")})
+    >>> [s.spec for s in placement.params.values()]
+    [P(None, 'model'), P()]
+    """
+    return _placement(params, inputs, mesh, Plan("data", data=mesh.axis_names[0], rules=rules), Found())[0]
+
+
+def _placement(params: Arrays, inputs: Iterable[str], mesh: Mesh, plan: Plan, found: Found) -> tuple[Placement, Specs]:
+    check_patterns(plan.rules, [*params, *inputs])
+    mesh = compat.auto(mesh)
+    specs: Specs = {}
+    for name, value in params.items():
+        shape = tuple(np.shape(value))
+        specs[name] = shape, _spec(shape, mesh, plan, found.weights.get(name))
+    of_params = partial(_of_params, mesh, plan, specs)
+    return Placement(mesh, of_params(params), of_params, partial(_of_inputs, mesh, plan, found.inputs)), specs
 
 
 def _spec(shape: Sequence[int], mesh: Mesh, plan: Plan, axis: int | None) -> PartitionSpec:
@@ -132,9 +165,14 @@ def _spec(shape: Sequence[int], mesh: Mesh, plan: Plan, axis: int | None) -> Par
         if divisible:
             best = max(divisible, key=lambda i: (i != axis, left[i]))
             axes[best] = (*axes[best], plan.data)
-    while axes and not axes[-1]:
-        axes.pop()
-    return PartitionSpec(*map(entries, axes))
+    return _trimmed([entries(a) for a in axes])
+
+
+def _trimmed(spec: list[Any]) -> PartitionSpec:
+    """The spec without the last axes that are not sharded."""
+    while spec and spec[-1] is None:
+        spec.pop()
+    return PartitionSpec(*spec)
 
 
 def _reason(name: str, shape: Sequence[int], spec: PartitionSpec, plan: Plan, mesh: Mesh, found: Found) -> str:
@@ -172,17 +210,17 @@ def _of_inputs(mesh: Mesh, plan: Plan, caches: Mapping[str, int], values: Arrays
     """Shardings of inputs along their first axis if it is divisible (a training batch must be), of caches by heads."""
     found = {}
     for name, value in values.items():
-        rule, axes = _ruled(plan, name), [None] * value.ndim if hasattr(value, "ndim") else []
+        rule, shape = _ruled(plan, name), tuple(np.shape(value))
         if rule is not None and not batch:
-            found[name] = fitting(name, value.shape, mesh, plan.rules[rule], f"rule {rule!r}")
+            found[name] = fitting(name, shape, mesh, plan.rules[rule], f"rule {rule!r}")
             continue
-        spec: list[str | None] = list(axes)
-        if spec and plan.batch and (batch or value.shape[0] % mesh.shape[plan.data] == 0):
+        spec: list[str | None] = [None] * len(shape)
+        if spec and plan.batch and (batch or shape[0] % mesh.shape[plan.data] == 0):
             spec[0] = plan.data
         axis = caches.get(name)
-        if axis is not None and -value.ndim < axis and value.shape[axis] % mesh.shape[plan.model] == 0:
+        if axis is not None and -len(shape) < axis and shape[axis] % mesh.shape[plan.model] == 0:
             spec[axis] = plan.model
-        found[name] = fitting(name, value.shape, mesh, PartitionSpec(*spec), "the batch")
+        found[name] = fitting(name, shape, mesh, _trimmed(spec), "the batch")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Placement of arrays by a user's rules over names, as NamedShardings over a mesh."""
+"""Placements of arrays as NamedShardings over a mesh, and checks of a user's rules over names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -31,57 +30,6 @@ class ShardingWarning(UserWarning):
 
 Rules = Mapping[str, PartitionSpec]
 """fnmatch pattern over names -> the PartitionSpec of the arrays that match."""
-
-
-def by_name(values: Mapping[str, Any], mesh: Mesh, rules: Rules) -> dict[str, NamedSharding]:
-    """A sharding for each array: by the first rule whose pattern matches its name, else replicated.
-
-    Args:
-        values: name -> anything with a shape.
-        mesh: the devices; all its axes become Auto, so the compiler chooses shardings of intermediate values.
-        rules: patterns (``"*.weight"``; fnmatch) with specs; the first match applies.
-
-    Raises:
-        ShardingError: a spec names an axis that the mesh does not have, or does not fit the shape.
-
-    >>> import jax, numpy as np
-    >>> from jax.sharding import PartitionSpec as P
-    >>> mesh = jax.make_mesh((1, 1), ("data", "model"))
-    >>> params = {"fc.weight": np.zeros((4, 8)), "fc.bias": np.zeros(8)}
-    >>> shardings = by_name(params, mesh, {"*.weight": P(None, "model")})
-    >>> [s.spec for s in shardings.values()]
-    [P(None, 'model'), P()]
-    """
-    mesh = compat.auto(mesh)
-    found = {name: next((p for p in rules if p == name or fnmatchcase(name, p)), None) for name in values}
-    specs = {name: PartitionSpec() if p is None else rules[p] for name, p in found.items()}
-    return {n: fitting(n, np.shape(v), mesh, specs[n], f"rule {found[n]!r}") for n, v in values.items()}
-
-
-def batch_sharding(mesh: Mesh, spec: PartitionSpec | None = None) -> NamedSharding:
-    """The sharding of a batch: its first axis over the mesh's first, unless ``spec`` says otherwise.
-
-    Raises:
-        ShardingError: ``spec`` names an axis that the mesh does not have.
-
-    >>> import jax
-    >>> batch_sharding(jax.make_mesh((1, 1), ("data", "model"))).spec
-    P('data',)
-    """
-    spec = PartitionSpec(mesh.axis_names[0]) if spec is None else spec
-    _axes("batch", mesh, spec)
-    return NamedSharding(compat.auto(mesh), spec)
-
-
-def by_batch(values: Mapping[str, Any], mesh: Mesh) -> dict[str, NamedSharding]:
-    """``batch_sharding`` for each array of a batch; scalars are replicated.
-
-    Raises:
-        ShardingError: a first axis is not a multiple of its number of devices.
-    """
-    mesh, spec = compat.auto(mesh), batch_sharding(mesh).spec
-    specs = {n: spec if np.ndim(v) else PartitionSpec() for n, v in values.items()}
-    return {n: fitting(n, np.shape(v), mesh, specs[n], "the batch") for n, v in values.items()}
 
 
 def check_patterns(rules: Rules, names: Iterable[str]) -> None:
@@ -301,32 +249,6 @@ def _type_of(value: Any) -> str:
 def _is_placeable(value: Any) -> bool:
     """Whether a value is an array that JAX can place: not a tracer, strings or None."""
     return hasattr(value, "dtype") and value.dtype != object and not is_traced(value)
-
-
-def by_rules(params: Arrays, inputs: Iterable[str], mesh: Mesh, rules: Rules) -> Placement:
-    """The placement by a user's rules.
-
-    Raises:
-        ShardingError: a rule fits no array, or does not fit the mesh.
-    """
-    check_patterns(rules, [*params, *inputs])
-    mesh = compat.auto(mesh)
-    of_params = partial(by_name, mesh=mesh, rules=rules)
-    return Placement(mesh, of_params(params), of_params, partial(_inputs_by_rules, mesh, rules))
-
-
-def _inputs_by_rules(mesh: Mesh, rules: Rules, values: Arrays, batch: bool) -> Shardings:
-    """Shardings of inputs: a batch is sharded over the first mesh axis, other inputs by the rule for their name.
-
-    Without a rule, the first axis is sharded over the first mesh axis if that divides it.
-    """
-    if batch:
-        return by_batch(values, mesh)
-    replicated, over = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), mesh.axis_names[:1]))
-    parts = mesh.shape[mesh.axis_names[0]]
-    divisible = [n for n, v in values.items() if v.ndim and v.shape[0] % parts == 0]
-    named = {n: v for n, v in values.items() if any(n == p or fnmatchcase(n, p) for p in rules)}
-    return dict.fromkeys(values, replicated) | dict.fromkeys(divisible, over) | by_name(named, mesh, rules)
 
 
 def bytes_per_device(tree: Any) -> dict[jax.Device, int]:

@@ -21,8 +21,9 @@ from ..ir import analysis
 from ..model.build import process_state
 from ..model.model import Model
 from ..runtime.multi_device_jit import Spread
-from ..sharding import rules
+from ..sharding.plans import by_rules
 from ..sharding.processes import together
+from ..sharding.rules import own_rules
 from ..sharding.stages import Staged
 from . import lora as low_rank
 from . import loss_scale
@@ -163,9 +164,7 @@ class FineTuning(TrainingEngine):
         )
         self._initial = {n: self._params[n] for n in dict.fromkeys((*self.trainable, *self._form.statistics))}
         self._dtypes = {n: np.dtype(v.dtype) for n, v in self._initial.items()}
-        self._placement = (
-            model.placement if mesh is None else rules.by_rules(self._params, (), mesh, rules.own_rules(shardings))
-        )
+        self._placement = model.placement if mesh is None else by_rules(self._params, (), mesh, own_rules(shardings))
         self._settings = model.settings if mesh is None else replace(model.settings, place=None)
         if in_loops:
             self._settings = replace(self._settings, scan_layers="remat")

@@ -17,7 +17,7 @@ import pytest
 import onnx2jax
 from onnx2jax.errors import OperatorError, UnsupportedError
 from onnx2jax.ir.layers import repeated
-from onnx2jax.sharding.collectives import collectives
+from onnx2jax.model.devices.hlo import collectives
 from tests.sharding import networks
 from tests.support import decoders
 from tests.support.helpers import mesh

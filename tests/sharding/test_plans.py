@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 import onnx2jax
 from onnx2jax import Plan
 from onnx2jax.errors import ShardingError
-from onnx2jax.sharding.collectives import Collective, collectives
+from onnx2jax.model.devices.hlo import Collective, collectives
 from onnx2jax.sharding.rules import bytes_per_device
 from tests.sharding import networks
 from tests.sharding.networks import NETWORKS, alone, written
@@ -116,7 +116,7 @@ def test_attention_and_its_caches_are_sharded_by_heads(file: Callable[[], decode
     assert {specs[f"0.{n}"] for n in ("o", "down")} == {P("model")}
     caches = {n: np.zeros((4, *shape[1:]), dtype) for n, (_, shape, dtype) in written.caches.items()}
     for placed in model.placement.put_inputs(caches).values():
-        assert placed.sharding.spec == P("data", "model", None, None)
+        assert placed.sharding.spec == P("data", "model")
     # The vocabulary of 61 is indivisible: listed with the reason for the embedding and the head.
     text = "\n".join(model.placement.notes)
     assert "'embedding' is not sharded over 'model': axis 0 of 61 cannot be divided evenly over 2 devices" in text
@@ -178,26 +178,6 @@ def test_the_tables() -> None:
     assert model.explain_sharding() == f"{first}\n\n{weights}"
     with pytest.raises(ShardingError, match="the model is on one device; shard it"):
         onnx2jax.convert(mlp()).explain_sharding()
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("%a = (f32[2]{0}, bf16[4,2]{1,0}) all-reduce(%b, %c), channel_id=1", [("all-reduce", 24)]),
-        ("%a = (f32[2]{0}, f32[8]{0}) all-gather-start(%b), dimensions={0}", [("all-gather", 32)]),
-        (
-            "%a = ((f32[2]{0}, bf16[1,3]{1,0}), (f32[8]{0}, /*index=3*/bf16[4,3]{1,0})) all-gather-start(%b, %c)",
-            [("all-gather", 56)],
-        ),
-        ("%a = (f32[2]{0}, f32[8]{0}) all-reduce-start(%b, %c), channel_id=1", [("all-reduce", 40)]),
-        ("%a = (f32[8]{0}, f32[8]{0}, u32[], u32[]) collective-permute-start(%b)", [("collective-permute", 32)]),
-        ("%a = f32[8]{0} all-gather-done(%b)", []),
-        ("ROOT %a = pred[] all-reduce(%b)", [("all-reduce", 1)]),
-        ("%a = f32[2]{0} add(%all-reduce.1, %all-to-all)", []),
-    ],
-)
-def test_collectives_are_parsed_from_hlo(line: str, expected: list[tuple[str, int]]) -> None:
-    assert [(c.kind, c.bytes) for c in collectives(line)] == expected
 
 
 @pytest.mark.parametrize(

@@ -20,12 +20,21 @@ from onnx import TensorProto, helper
 import onnx2jax
 from onnx2jax.errors import ShardingError
 from onnx2jax.runtime import mesh_mode
-from onnx2jax.sharding.rules import batch_sharding, by_batch, by_name, bytes_per_device, check_patterns
+from onnx2jax.sharding.plans import by_rules
+from onnx2jax.sharding.rules import bytes_per_device
 from tests.support.helpers import ROOT, mesh
 from tests.support.models import cut_in_the_middle, mlp, model, value
 from tests.support.training import linear
 
 PARAMS = {"a.weight": np.zeros((4, 6), np.float32), "a.bias": np.zeros(6, np.float32), "scale": np.float32(1)}
+
+
+def by_name(params: Any, over: jax.sharding.Mesh, rules: Any) -> dict[str, NamedSharding]:
+    return dict(by_rules(params, (), over, rules).params)
+
+
+def by_batch(values: Any, over: jax.sharding.Mesh) -> dict[str, NamedSharding]:
+    return dict(by_rules({}, (), over, {}).of_inputs(values, True))
 
 
 def test_the_first_matching_rule_applies() -> None:
@@ -49,7 +58,6 @@ def test_explicit_axes_become_auto() -> None:
     # With Explicit axes, the default of jax.make_mesh, shardings would be part of the type of every value.
     explicit = mesh(data=2)
     assert by_name(PARAMS, explicit, {})["scale"].mesh.axis_types == (AxisType.Auto,)
-    assert batch_sharding(explicit).mesh.axis_types == (AxisType.Auto,)
 
 
 @pytest.mark.parametrize(
@@ -80,14 +88,7 @@ def test_an_empty_array_can_be_sharded() -> None:
     assert jax.device_put(np.zeros((0, 3)), sharding).shape == (0, 3)
 
 
-def test_the_batch_is_sharded_over_the_first_axis() -> None:
-    assert batch_sharding(mesh(data=4, model=2)).spec == P("data")
-    assert batch_sharding(mesh(data=4, model=2), P(("data", "model"))).spec == P(("data", "model"))
-    with pytest.raises(ShardingError, match=r"batch: .* names axis 'x'; the mesh has"):
-        batch_sharding(mesh(data=4), P("x"))
-
-
-def test_a_batch_with_scalars() -> None:
+def test_a_batch_is_sharded_over_the_first_axis_without_its_scalars() -> None:
     found = by_batch({"x": np.zeros((8, 3)), "rate": np.float32(0.1)}, mesh(data=4))
     assert {n: s.spec for n, s in found.items()} == {"x": P("data"), "rate": P()}
     with pytest.raises(ShardingError, match=r"'x' of shape \[6, 3\], the batch: .* axis 0 of 6 .* over 4 devices"):
@@ -95,9 +96,9 @@ def test_a_batch_with_scalars() -> None:
 
 
 def test_a_pattern_that_matches_nothing_is_refused() -> None:
-    check_patterns({"*.weight": P(), "scale": P()}, PARAMS)
+    by_name(PARAMS, mesh(model=2), {"*.weight": P(), "scale": P()})
     with pytest.raises(ShardingError, match=r"'a\.wieght' matches none of the 3 names; the closest are \['a\.weight'"):
-        check_patterns({"a.wieght": P()}, PARAMS)
+        by_name(PARAMS, mesh(model=2), {"a.wieght": P()})
 
 
 def test_bytes_per_device() -> None:
@@ -150,7 +151,7 @@ def test_a_users_own_jit_and_gradient(axes: dict[str, int], rules: Any) -> None:
     alone = onnx2jax.convert(mlp())
     over = mesh(**axes)
     params = jax.device_put(dict(alone.params), by_name(alone.params, over, rules))
-    x = jax.device_put(X, batch_sharding(over))
+    x = jax.device_put(X, by_batch({"x": X}, over)["x"])
     expected = jax.grad(lambda p: (alone.apply(p, X) ** 2).sum())(alone.params)
     gradients = jax.jit(jax.grad(lambda p, x: (alone.apply(p, x) ** 2).sum()))(params, x)
     for name, g in gradients.items():

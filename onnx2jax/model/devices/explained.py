@@ -12,11 +12,11 @@ import numpy as np
 from ... import compat
 from ...errors import ShardingError
 from ...runtime.dispatch import Constants
-from ...sharding.collectives import KINDS, Collective, collectives
 from ...sharding.rules import Placement
 from ...sharding.stages import Staged
 from ..calls import arguments
 from ..reports.table import table
+from .hlo import KINDS, Collective, collectives
 from .pipeline import Pipeline, Segment
 
 _WIDTH: Final = 160
@@ -92,10 +92,7 @@ def programs(model: Any, args: Sequence[Any], named: Mapping[str, Any]) -> list[
         def call(params: Any, inputs: Any, key: Any) -> Any:
             return model.apply(params, rng=key, **inputs) if model.graph.draws else model.apply(params, **inputs)
 
-        params = _sharded(model.types, placement.params)
-        values = _sharded(inputs, placement.of_inputs(inputs, False))
-        rng = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=placement.replicated)
-        return [Stage(placement, compat.compile_without_device(jax.jit(call).lower(params, values, rng)))]
+        return [Stage(placement, _compiled(call, placement, model.types, inputs, key)[0])]
 
 
 def _stage_programs(model: Any, inputs: Mapping[str, Any], key: Any) -> list[Stage]:
@@ -127,14 +124,21 @@ def _lowered(
         fixed.update((n, r) for n, r in outputs.items() if type(r) is np.ndarray)
         return {n: r for n, r in outputs.items() if n not in fixed}
 
-    placement = segment.placement
     own = {n: types[n] for n in segment.inputs if n in types and n not in fixed}
     weights = {n: t for n, t in model.types.items() if n in segment.keys}
-    params = _sharded(weights, placement.of_params(_each(_type, weights)))
-    values = _sharded(own, placement.of_inputs(own, False))
+    return _compiled(call, segment.placement, weights, own, key)
+
+
+def _compiled(
+    call: Any, placement: Placement, weights: Mapping[str, Any], inputs: Mapping[str, Any], key: Any
+) -> tuple[Any, dict[str, Any]]:
+    """The program of a call, and its output types."""
+    weights = _each(_type, weights)
+    params = _sharded(weights, placement.of_params(weights))
+    values = _sharded(inputs, placement.of_inputs(inputs, False))
     rng = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=placement.replicated)
     lowered = jax.jit(call).lower(params, values, rng)
-    return compat.compile_without_device(lowered), _each(_type, lowered.out_info)
+    return compat.compile_without_device(lowered), jax.tree.map(_type, lowered.out_info)
 
 
 def _sharded(types: Mapping[Any, Any], shardings: Mapping[Any, Any]) -> dict[Any, Any]:

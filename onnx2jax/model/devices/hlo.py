@@ -1,4 +1,4 @@
-"""What a compiled program does, counted from the text of its optimised HLO.
+"""What a compiled program does, counted from the text of its optimised HLO: memory traffic, kernels, collectives.
 
 XLA's own cost analysis counts the body of a loop once and leaves out calls of libraries on CUDA. Here a kernel's bytes
 are those of its operands and results, and what a loop does is multiplied by its number of trips. A
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -21,6 +21,9 @@ _OPCODE: Final = re.compile(r" ?([a-z][a-z0-9\-]*)\((.*)$")
 _ARRAY: Final = re.compile(r"\b([a-z]+[0-9a-z]*)\[([0-9,]*)\]")
 _NAME: Final = re.compile(r"%([\w.\-]+)")
 _BRANCHES: Final = re.compile(r"branch_computations=\{([^}]*)\}|(?:true|false)_computation=%?([\w.\-]+)")
+
+KINDS: Final = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+_COLLECTIVE: Final = re.compile(rf"= (\(.*?\)|\S+) ({'|'.join(KINDS)})(-start)?\(")
 
 _SIZES: Final = {"pred": 1.0, "token": 0.0, "s4": 0.5, "u4": 0.5, "s2": 0.25, "u2": 0.25}
 _FREE: Final = frozenset(
@@ -95,7 +98,34 @@ def nbytes(shape: str) -> int:
     >>> nbytes("(f32[2,3]{1,0}, bf16[4]{0:T(256)})")
     32
     """
-    arrays = _ARRAY.findall(shape)
+    return _bytes(_ARRAY.findall(shape))
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective: its kind, as XLA names it, and the bytes of its result on one device."""
+
+    kind: str
+    bytes: int
+
+
+def collectives(text: str) -> Iterator[Collective]:
+    """The collectives of a compiled program; one in a loop body counts once.
+
+    >>> list(collectives("%a = f32[2,8]{1,0} all-reduce(%b), channel_id=1"))
+    [Collective(kind='all-reduce', bytes=64)]
+    """
+    for shape, kind, start in _COLLECTIVE.findall(text):
+        arrays = _ARRAY.findall(shape)
+        # The start of an asynchronous collective returns operands before results, ((a, b), (y, z)) or (a, y, ...);
+        # that of an all-reduce returns results alone.
+        if start and kind != "all-reduce" and len(arrays) > 1:
+            arrays = arrays[len(arrays) // 2 :] if shape.startswith("((") else arrays[1:2]
+        yield Collective(kind, _bytes(arrays))
+
+
+def _bytes(arrays: Iterable[tuple[str, str]]) -> int:
+    """The bytes of arrays, each an element type and its extents."""
     return int(sum(_itemsize(dtype) * math.prod(int(n) for n in extents.split(",") if n) for dtype, extents in arrays))
 
 

@@ -221,3 +221,23 @@ def test_a_program_of_this_machine() -> None:
 
 def test_text_without_an_entry() -> None:
     assert hlo.count("") == hlo.Counts()
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("%a = (f32[2]{0}, bf16[4,2]{1,0}) all-reduce(%b, %c), channel_id=1", [("all-reduce", 24)]),
+        ("%a = (f32[2]{0}, f32[8]{0}) all-gather-start(%b), dimensions={0}", [("all-gather", 32)]),
+        (
+            "%a = ((f32[2]{0}, bf16[1,3]{1,0}), (f32[8]{0}, /*index=3*/bf16[4,3]{1,0})) all-gather-start(%b, %c)",
+            [("all-gather", 56)],
+        ),
+        ("%a = (f32[2]{0}, f32[8]{0}) all-reduce-start(%b, %c), channel_id=1", [("all-reduce", 40)]),
+        ("%a = (f32[8]{0}, f32[8]{0}, u32[], u32[]) collective-permute-start(%b)", [("collective-permute", 32)]),
+        ("%a = f32[8]{0} all-gather-done(%b)", []),
+        ("ROOT %a = pred[] all-reduce(%b)", [("all-reduce", 1)]),
+        ("%a = f32[2]{0} add(%all-reduce.1, %all-to-all)", []),
+    ],
+)
+def test_collectives_are_parsed_from_hlo(line: str, expected: list[tuple[str, int]]) -> None:
+    assert [(c.kind, c.bytes) for c in hlo.collectives(line)] == expected
