@@ -60,18 +60,24 @@ LEAST, MOST = 2.0**-100, 2.0**60
 """Range of a channel's largest scaled weight: weights a millionth of it keep their digits, and sums stay finite."""
 
 
-def _scaled(w: Any, by: Any, shift: Any, most: Any) -> Any:
-    """w * by, one factor a channel, for ``fold_batchnorm``; ``shift`` is what is added to the convolution's result, and
-    ``most`` the largest sum on the way there.
+def is_foldable(largest: Any, shift: Any, most: Any) -> bool:
+    """Whether scales can be folded into weights, in a traced program or in a graph (``model/changes/affine.py``).
 
-    Raises:
-        Unfoldable: the products are too large or too small for float32, or sums beside ``most`` round to their digits.
+    Args:
+        largest: the magnitude of the largest scaled weight; of all channels, or of each.
+        shift: what is added to the result, by channel.
+        most: the largest sum on the way there: beside it the others may not round to its digits.
     """
+    in_range = (largest == 0) | ((largest >= LEAST) & (largest <= MOST))
+    is_exact = most <= MOST_CANCELLED * np.maximum(abs(shift), largest)
+    return bool(in_range.all() and np.isfinite(shift).all() and is_exact.all())
+
+
+def _scaled(w: Any, by: Any, shift: Any, most: Any) -> Any:
+    """w * by, one factor a channel, for ``fold_batchnorm``; raises Unfoldable."""
     others = tuple(axis for axis, n in enumerate(by.shape) if n == 1)
-    largest = np.maximum(w.max(others, keepdims=True), -w.min(others, keepdims=True)) * by.astype(np.float64)
-    in_range = (largest == 0) | ((abs(largest) >= LEAST) & (abs(largest) <= MOST))
-    is_exact = most <= MOST_CANCELLED * np.maximum(abs(shift), abs(largest).reshape(-1))
-    if not (in_range.all() and np.isfinite(shift).all() and is_exact.all()):
+    largest = np.maximum(w.max(others, keepdims=True), -w.min(others, keepdims=True)) * abs(by.astype(np.float64))
+    if not is_foldable(largest.reshape(-1), shift, most):
         raise Unfoldable
     return w * by
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from ...ir import analysis
 from ...ir.graph import Graph, Node
-from ...limits import MOST_CANCELLED
+from ...jaxpr.const_eval import is_foldable
 from ...proto.immutable import owned
 from ...proto.names import unused_name
 from .no_ops import with_inputs
@@ -79,26 +79,17 @@ class _Folding:
         """The value of an initializer."""
         return self.new[name] if name in self.new else self._constant(name)
 
-    def _own(self, name: str) -> np.ndarray | None:
-        """The floating value of an initializer that one node reads."""
-        value = self.value(name) if self._readers[name] == 1 else None
-        return value if value is not None and _is_floating(value) else None
-
     def _behind(self, product: Node, node: Node) -> Node | None:
         """A product whose result is scaled or shifted, as one node; None where they are others."""
         channels = self._channels(product)
-        if channels is None or len(product.outputs) != 1:
+        affine = None if channels is None else self._affine(node, product.outputs[0], *channels)
+        if channels is None or affine is None:
             return None
-        affine = self._affine(node, product.outputs[0], *channels)
-        if affine is None:
-            return None
-        weight = self.value(product.inputs[1])
-        assert weight is not None
-        scaled = weight
+        scaled: Any = self.value(product.inputs[1])
         if np.any(affine.scale != 1):
             if self._readers[product.inputs[1]] != 1:
                 return None
-            scaled = _along(np.broadcast_to(affine.scale, channels[0]), product, weight) * weight.astype(np.float64)
+            scaled = _along(np.broadcast_to(affine.scale, channels[0]), product, scaled) * scaled.astype(np.float64)
         return self._rewritten(product, node.outputs, scaled, affine.scale, affine.shift, channels[0], affine.name)
 
     def _in_front(self, before: Node, conv: Node) -> Node | None:
@@ -108,8 +99,10 @@ class _Folding:
             return None
         if any(conv.attributes.get("pads", ())) or conv.attributes.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
             return None
-        weight, groups = self._own(conv.inputs[1]), int(conv.attributes.get("group", 1))
-        if weight is None or weight.shape[1] * groups != affine.scale.size:
+        weight, groups = self.value(conv.inputs[1]), int(conv.attributes.get("group", 1))
+        if weight is None or not _is_floating(weight) or self._readers[conv.inputs[1]] != 1:
+            return None
+        if weight.shape[1] * groups != affine.scale.size:
             return None
         each = len(weight) // groups
         scale, shift = (
@@ -131,10 +124,8 @@ class _Folding:
         moved = np.broadcast_to(bias.astype(np.float64) * scale + shift, (size,))
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             new = [v.astype(stored.dtype) for v in (weight, moved)]
-        if not all(np.isfinite(v).all() for v in new) or np.any((new[0] == 0) & (weight != 0)):
-            return None
-        left = np.maximum(abs(moved), abs(new[0]).max(initial=0))
-        if np.any(abs(bias.astype(np.float64) * scale) > MOST_CANCELLED * left):  # (y + c) - c rounds y
+        largest, most = abs(new[0].astype(np.float64)).max(initial=0), abs(bias.astype(np.float64) * scale)
+        if not is_foldable(largest, new[1], most) or np.any((new[0] == 0) & (weight != 0)):
             return None
         if weight is not stored:
             self.new[product.inputs[1]] = owned(new[0])
@@ -180,13 +171,10 @@ class _Folding:
         if any(n != 1 and (i != axis or n != channels) for i, n in enumerate(extents)):
             return None
         by = value.astype(np.float64).reshape(-1)
-        match node.op_type:
-            case "Add" | "Sub":
-                return _Affine(
-                    data, 1.0, by if node.op_type == "Add" else -by, name if value.shape == (channels,) else ""
-                )
-            case _:
-                return None if not by.all() else _Affine(data, by if node.op_type == "Mul" else 1 / by, 0.0, "")
+        if node.op_type in ("Add", "Sub"):
+            shift, like = (by if node.op_type == "Add" else -by), (name if value.shape == (channels,) else "")
+            return _Affine(data, 1.0, shift, like)
+        return _Affine(data, by if node.op_type == "Mul" else 1 / by, 0.0, "") if by.all() else None
 
     def _normalization(self, node: Node) -> _Affine | None:
         """What BatchNormalization does in inference; None for other nodes."""

@@ -143,6 +143,15 @@ def test_constants_that_round_are_not_folded(tmp_path: Path) -> None:
     assert operators(small) == ["Conv", "Sub"]
 
 
+def test_scales_that_make_sums_overflow_are_not_folded(tmp_path: Path) -> None:
+    """The terms of a sum leave float32 where the sum, which is zero, does not."""
+    text = f"g {NORMALIZED} {{ c = Conv(x, w) y = Mul(c, k) }}"
+    weight = np.tile(np.float32([1, -1, 1, -1]).reshape(1, 4, 1, 1), (6, 1, 1, 1))
+    proto = text_model(text, w=weight, k=np.float32([[[3e38]]]))
+    small, _ = check(proto, tmp_path, x=np.full((1, 4, 8, 8), 2, np.float32))
+    assert operators(small) == ["Conv", "Mul"]
+
+
 @pytest.mark.parametrize("shape", [(8,), (1, 6, 8, 8), (1, 1, 1, 1, 1), (6, 8, 1)])
 def test_constants_over_other_axes_are_not_folded(shape: tuple[int, ...], tmp_path: Path) -> None:
     text = "g (float[n, 4, 8, 8] x) => (float y) { c = Conv(x, w) d = Mul(c, k) y = ReduceSum<keepdims = 0>(d) }"
