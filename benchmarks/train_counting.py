@@ -1,14 +1,15 @@
 """Train the demo decoder: a transformer of two layers that counts in English, letter by letter.
 
-Writes ``onnx2jax/data/counting.onnx`` (opset 21, checked), in the format of onnxruntime-genai's builder for large
-models: GroupQueryAttention with KV caches and rotary embedding. A token is a letter's ASCII code. Seeded; a few minutes
-on one core:
+Writes ``onnx2jax/data/counting``: the model (opset 21, checked) in the format of onnxruntime-genai's builder for large
+models, GroupQueryAttention with KV caches and rotary embedding, and its tokenizer. A token is a letter's ASCII code.
+Seeded; a few minutes on one core:
 
     python benchmarks/train_counting.py
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,7 +34,7 @@ KV_HEADS: Final = 2
 SIZE: Final = 16
 INNER: Final = 64
 LETTERS: Final = 128
-FILE: Final = Path(__file__).resolve().parent.parent / "onnx2jax" / "data" / "counting.onnx"
+FILE: Final = Path(__file__).resolve().parent.parent / "onnx2jax" / "data" / "counting" / "model.onnx"
 
 ONES: Final = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
@@ -174,6 +175,17 @@ def network() -> onnx.ModelProto:
     return model
 
 
+def write_tokenizer(folder: Path) -> None:
+    """Write tokenizer.json, whose tokens are ASCII codes, and a chat template that joins the messages."""
+    codes = {chr(i): i for i in range(LETTERS)}
+    model: dict[str, Any] = {"type": "BPE", "vocab": codes, "merges": [], "unk_token": "?"}
+    parts = dict.fromkeys(("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor"))
+    facts: dict[str, Any] = {"version": "1.0", **parts, "added_tokens": [], "decoder": {"type": "Fuse"}, "model": model}
+    (folder / "tokenizer.json").write_text(json.dumps(facts, separators=(",", ":")) + "\n")
+    template = "{% for message in messages %}{{ message.content }} {% endfor %}"
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}) + "\n")
+
+
 def main() -> None:
     schedule = optax.warmup_cosine_decay_schedule(0, 4e-3, 100, STEPS)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=0.01))
@@ -200,6 +212,7 @@ def main() -> None:
     }
     helper.set_model_props(proto, facts)
     onnx.save(proto, FILE)
+    write_tokenizer(FILE.parent)
     print(facts["right"], f"{FILE.stat().st_size / 1000:.0f} kB")
 
 

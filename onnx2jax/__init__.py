@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from .data import demo_decoder, demo_model, demo_training_model
     from .eval.node_errors import DeviationWarning
     from .generation.beam import Beams
-    from .generation.decoder import Decoder, Generation
+    from .generation.decoder import Decoder
     from .generation.files import decoder
+    from .generation.results import Generation
     from .generation.sampling import Sampling
     from .ir.file import OnnxFile, read
     from .jaxpr.pipeline import OptimizationWarning
@@ -126,7 +127,7 @@ _MODULES: Final = {
     "ExportedModel": "model.files.exported",
     "FineTuning": "training.finetune",
     "FineTuningState": "training.state",
-    "Generation": "generation.decoder",
+    "Generation": "generation.results",
     "GraphOptimizationLevel": "session",
     "InferenceSession": "session",
     "MayBeEmpty": "ops.registry",

@@ -8,16 +8,15 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from ..errors import UnsupportedError
-from ..generation.decoder import Decoder
-from ..generation.files import decoder, tokenizer
-from ..generation.sampling import Sampling
-from .terminal import add_command, add_computing, add_model, computing, loading, print_json, reading, whole, working
+import numpy as np
 
-MOST = 128
-"""Default maximum of new tokens, less where the model's context is shorter."""
-UNFINISHED = "\N{REPLACEMENT CHARACTER}"
-"""Ends a text whose last letter is not complete yet."""
+from ..errors import UnsupportedError
+from ..generation.calls import MOST
+from ..generation.decoder import Decoder
+from ..generation.files import decoder
+from ..generation.sampling import Sampling
+from ..generation.text import Reader
+from .terminal import add_command, add_computing, add_model, computing, loading, print_json, reading, whole, working
 
 
 def add(commands: Any) -> None:
@@ -44,6 +43,9 @@ def add(commands: Any) -> None:
         "--top-p", type=float, metavar="P", help="only the likeliest tokens of probability P together"
     )
     generate.add_argument("--min-p", type=float, metavar="P", help="only tokens of P times the likeliest's probability")
+    generate.add_argument(
+        "--repetition-penalty", type=float, default=1.0, metavar="R", help="above 1, words occur less often again"
+    )
     add_computing(generate)
     generate.add_argument("--cache-dir", type=Path, default=True, metavar="DIR", help="keep compiled programs there")
     generate.add_argument("--seed", type=whole, default=0, help="of what is drawn (default: %(default)s)")
@@ -66,29 +68,27 @@ def _ids(text: str) -> list[int]:
 def _generate(arguments: argparse.Namespace) -> int:
     if arguments.prompt_ids is not None:
         return _print_ids(arguments)
-    try:
-        words = tokenizer(arguments.model)
-    except ImportError as error:
-        raise UnsupportedError(f"{error}; or give tokens, --prompt-ids 1,2,3") from None
     with loading(arguments.model):
         model = decoder(arguments.model, **reading(arguments), cache_dir=arguments.cache_dir, **computing(arguments))
-    found: list[int] = []
-    tokens = _noted(_tokens(model, arguments, words.encode(arguments.prompt).ids), found)
-    pieces = _pieces(words, tokens, arguments.stop)
-    if arguments.json:
-        print_json({"text": "".join(pieces), "tokens": found})
-        return 0
-    for piece in pieces:
-        print(piece, end="", flush=True)
-    print()
-    return 0
-
-
-def _noted(tokens: Iterator[int], found: list[int]) -> Iterator[int]:
-    """The tokens, each put into a list as it goes by."""
-    for token in tokens:
+    try:
+        prompt = model.encode(arguments.prompt)
+    except ImportError as error:
+        raise UnsupportedError(f"{error}; or give tokens, --prompt-ids 1,2,3") from None
+    assert model.tokenizer is not None
+    reader, found = Reader(model.tokenizer, [prompt], arguments.stop), list[int]()
+    for token in _tokens(model, arguments, prompt):
         found.append(token)
-        yield token
+        (piece,) = reader.add(np.array([token]), np.array([True]))
+        if not arguments.json:
+            print(piece, end="", flush=True)
+        if reader.ended.all():
+            break
+    (rest,) = reader.rest()
+    if arguments.json:
+        print_json({"text": reader.texts[0], "tokens": found})
+    else:
+        print(rest)
+    return 0
 
 
 def _print_ids(arguments: argparse.Namespace) -> int:
@@ -112,31 +112,17 @@ def _tokens(
     model: Decoder, arguments: argparse.Namespace, prompt: Sequence[int], stop: Sequence[Sequence[int]] = ()
 ) -> Iterator[int]:
     """The tokens that come after a prompt."""
-    count = arguments.max_new_tokens
-    if count is None:
-        room = model.fixed_length if model.context is None else model.context
-        count = MOST if room is None else max(1, min(MOST, room - len(prompt)))
     limits = {n: v for n in ("temperature", "top_k", "top_p", "min_p") if (v := getattr(arguments, n)) is not None}
     sampling: Any = Sampling(**limits) if limits else "greedy"
-    stream = model.stream(prompt, count, sampling=sampling, rng=arguments.seed, stop=[*model.stop, *stop])
+    stream = model.stream(
+        prompt,
+        arguments.max_new_tokens,
+        sampling=sampling,
+        rng=arguments.seed,
+        stop=[*model.stop, *stop],
+        repetition_penalty=arguments.repetition_penalty,
+    )
     with working("compiling, and reading the prompt"):
         first = list(islice(stream, 1))
     for tokens in chain(first, stream):
         yield int(tokens[0])
-
-
-def _pieces(words: Any, tokens: Iterator[int], stop: Sequence[str]) -> Iterator[str]:
-    """The text of tokens as it grows, up to what ends it, which may lie across tokens."""
-    held = max((len(s) - 1 for s in stop), default=0)
-    ids: list[int] = []
-    text, shown = "", 0
-    for token in tokens:
-        ids.append(token)
-        text = words.decode(ids)
-        if ends := [text.index(s) + len(s) for s in stop if s and s in text]:
-            text = text[: min(ends)]
-            break
-        if not text.endswith(UNFINISHED) and len(text) - held > shown:
-            yield text[shown : len(text) - held]
-            shown = len(text) - held
-    yield text[shown:]

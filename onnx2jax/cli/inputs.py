@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import compat
 from ..errors import InputTypeError, ModelError, OnnxError, did_you_mean
-from ..generation.files import tokenizer
+from ..generation.files import tokenizer_beside
 from ..model.calls.arguments import named_dims, variables
 from ..model.reports.samples import assumed, data_sets, random_values, read_value, read_values
 from ..proto.types import TensorType, ValueInfo
@@ -205,7 +205,7 @@ def _text(info: ValueInfo, text: str, free: Iterable[str], model: Path) -> dict[
         raise CommandError(f"input {info} takes no text: its type is neither string nor integer")
     if info.type.dtype == object:
         return {info.name: _texts(info, [text])}
-    encoding = tokenizer(model).encode(text)
+    encoding = tokenizer_beside(model).encode(text)
     found = {info.name: encoding.ids}
     others = {"attention_mask": "attention_mask", "token_type_ids": "type_ids"}
     found |= {n: getattr(encoding, field) for n, field in others.items() if n in free and n != info.name}

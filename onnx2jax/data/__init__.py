@@ -25,9 +25,9 @@ def demo_decoder() -> Path:
     """The path of a small trained decoder that counts in English, letter by letter; tokens are ASCII codes.
 
     It continues from any number below a hundred, up to 256 letters; zero follows ninety-nine. The file has the layout
-    of onnxruntime-genai's model builder: ``input_ids``, ``attention_mask`` and KV caches.
+    of onnxruntime-genai's model builder: ``input_ids``, ``attention_mask`` and KV caches, with a tokenizer beside it.
     """
-    return Path(str(files("onnx2jax") / "data" / "counting.onnx"))
+    return Path(str(files("onnx2jax") / "data" / "counting" / "model.onnx"))
 
 
 def demo_samples() -> dict[str, np.ndarray]:

@@ -14,9 +14,10 @@ from jax import lax
 from ..model.calls.cache_pairs import Pair
 from .cache import Cache
 from .loop import Programs, State, matches_stop
+from .results import lines
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Beams:
     """Texts found by a beam search, best first.
 
@@ -34,6 +35,11 @@ class Beams:
     def texts(self) -> list[list[int]]:
         """The tokens of the best text for each prompt, without padding."""
         return [row[0, : n[0]].tolist() for row, n in zip(self.tokens, self.lengths, strict=True)]
+
+    def __repr__(self) -> str:
+        batch, beams = self.scores.shape
+        best = lines(self.texts(), self.scores[:, 0])
+        return "\n".join([f"Beams: {beams} for each of {batch} prompt{'s' * (batch != 1)}; the best:", *best])
 
 
 @jax.tree_util.register_dataclass

@@ -45,8 +45,8 @@ class Cache:
             of different lengths in models that derive positions from slots or extents, or that have no mask.
     """
 
-    values: dict[str, Any]
-    live: Any
+    values: dict[str, Any] = field(repr=False)
+    live: Any = field(repr=False)
     end: Any
     aligned: bool = field(default=False, metadata={"static": True})
     apart: bool = field(default=False, metadata={"static": True})

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from .. import compat
-from ..errors import ModelError
+from ..errors import InputTypeError, ModelError
 from ..ir.file import check_keywords
 from ..model.convert import convert
 from ..model.model import Model
 from .decoder import Decoder
+from .keywords import check_loading
 from .prompts import stop_sequences
+from .text import Tokenizer, read_json
 
 FILE_NAMES: Final = (
     ("model.onnx", None),
@@ -31,6 +32,7 @@ def decoder(
     stop: Any = None,
     pad: int | None = None,
     context: int | None = None,
+    tokenizer: Any = None,
     **converting: Any,
 ) -> Decoder:
     """A ``Decoder`` that generates text, from a model with KV caches among its inputs.
@@ -40,28 +42,37 @@ def decoder(
     ``generation_config.json`` or ``config.json`` beside the file.
 
     Args:
-        source: a Model, the path of a file, or that of a folder as onnxruntime-genai's builder and optimum write it.
+        source: the path of a file, or that of a folder as onnxruntime-genai's builder and optimum write it; or a Model,
+            of which no files beside it are read.
         prefill: the model of the first call, if it is separate (optimum: ``decoder_model.onnx``).
         embed: for a decoder with inputs_embeds: the model or file that computes them from tokens and, for example,
             image features; or a function of tokens int[batch, count]. Defaults to the embedding of genai_config.json.
         stop: stop sequences: a token, or several, each a token or a list of tokens.
         pad: the padding token after the end of a text.
         context: the maximum number of tokens, prompt included.
+        tokenizer: for prompts that are text: a folder with ``tokenizer.json``, that file, or an object with ``encode``
+            and ``decode``. Defaults to the files beside the model. Needs the extra ``text``.
         **converting: keywords of ``convert``.
 
     Raises:
         UnsupportedError: the model has no KV caches, or no token input.
         ModelError: the folder contains no decoder.
+        InputTypeError: keywords of ``convert`` with a Model, which is converted already.
 
     >>> import onnx2jax
     >>> counting = onnx2jax.decoder(onnx2jax.demo_decoder())
     >>> counting.context, counting.vocabulary
     (256, 128)
     """
+    check_loading(converting)
     check_keywords(converting, decoder, convert)
     settings: dict[str, Any] = {}
-    if isinstance(source, str | Path):
+    if isinstance(source, str | os.PathLike):
         source, prefill, settings = _locate(Path(source), prefill)
+    elif isinstance(source, Model) and converting and not any(map(_is_file, (prefill, embed))):
+        raise InputTypeError(
+            f"the Model is converted already: pass {', '.join(converting)} to onnx2jax.convert(...) instead"
+        )
     embed = settings.get("embed") if embed is None else embed
     if embed is not None and not callable(embed):
         embed = convert(embed, **{**converting, "scan_layers": False})
@@ -74,30 +85,34 @@ def decoder(
         pad=settings.get("pad") if pad is None else pad,
         context=settings.get("context") if context is None else context,
         embed=embed,
+        tokenizer=settings.get("tokenizer") if tokenizer is None else tokenizer,
     )
 
 
-def tokenizer(source: Path | str) -> Any:
+def _is_file(source: Any) -> bool:
+    return not (source is None or isinstance(source, Model) or callable(source))
+
+
+def tokenizer_beside(source: Path | str) -> Any:
     """The ``tokenizers.Tokenizer`` of the tokenizer.json beside a model.
 
     Raises:
         ImportError: tokenizers is not installed.
         FileNotFoundError: there is no tokenizer.json.
     """
-    folder = Path(source) if Path(source).is_dir() else Path(source).parent
-    if not (file := folder / "tokenizer.json").is_file():
-        raise FileNotFoundError(2, "no tokenizer found; pass token ids (at a terminal: --prompt-ids 1,2,3)", str(file))
-    return compat.optional("tokenizers", "text").Tokenizer.from_file(str(file))
+    return Tokenizer(Path(source) if Path(source).is_dir() else Path(source).parent).library
 
 
 def _locate(path: Path, prefill: Any) -> tuple[Path, Any, dict[str, Any]]:
     """The step file, the prefill file or None, and the settings in the configuration files beside them."""
     folder = path if path.is_dir() else path.parent
-    genai = _json(folder / "genai_config.json").get("model", {})
-    settings = _settings({**_json(folder / "config.json"), **_json(folder / "generation_config.json"), **genai})
+    genai = read_json(folder / "genai_config.json").get("model", {})
+    settings = _settings({**read_json(folder / "config.json"), **read_json(folder / "generation_config.json"), **genai})
     embedding = genai.get("embedding", {}).get("filename")
     if embedding and (folder / embedding).is_file():
         settings["embed"] = folder / embedding
+    if (folder / "tokenizer.json").is_file():
+        settings["tokenizer"] = folder
     if not path.is_dir():
         return path, prefill, settings
     own = genai.get("decoder", {}).get("filename")
@@ -112,11 +127,3 @@ def _settings(facts: Mapping[str, Any]) -> dict[str, Any]:
     context = next((facts[n] for n in ("context_length", "max_position_embeddings", "n_positions") if n in facts), None)
     settings = {"stop": facts.get("eos_token_id"), "pad": facts.get("pad_token_id"), "context": context}
     return {n: v for n, v in settings.items() if v is not None}
-
-
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        facts = json.loads(file.read_text()) if file.is_file() else {}
-    except ValueError as e:
-        raise ModelError(f"{file} is not valid JSON: {e}") from None
-    return facts if isinstance(facts, dict) else {}

@@ -24,7 +24,7 @@ from ..runtime.memory import trim_heap
 from ..runtime.sections import Sections
 from .cache import Cache
 from .program_folder import ProgramFolder
-from .sampling import Sampler
+from .sampling import Choice, processed
 from .steps import Steps
 
 NO_TOKEN: Final = -2
@@ -46,6 +46,7 @@ class State:
         count: int32, the number of tokens generated so far, padding included.
         lengths: int32[batch], the number of tokens of each text, without padding.
         done: bool[batch], the texts that have ended.
+        logprobs: float32[batch, room], the log-probabilities of the tokens; None if they are not wanted.
     """
 
     cache: Cache
@@ -55,6 +56,7 @@ class State:
     count: Any
     lengths: Any
     done: Any
+    logprobs: Any = None
 
 
 class Programs:
@@ -77,7 +79,7 @@ class Programs:
         tokens: Any,
         lengths: Any,
         room: int,
-        choose: Sampler,
+        choice: Choice,
         controls: Mapping[str, Any],
         others: Any,
         layout: str = "",
@@ -91,28 +93,28 @@ class Programs:
         def run(params: Any, tokens: Any, lengths: Any, controls: Any, others: Any) -> State:
             cache = steps.empty_cache(tokens.shape[0], room, **({layout: True} if layout else {}))
             logits, cache = steps.prefill(params, cache, tokens, lengths, **others)
-            return _initial(cache, logits, choose, controls)
+            return _initial(cache, logits, choice, controls)
 
-        return self._call(("prefill", room, choose, layout), run, (), tokens, lengths, controls, others)
+        return self._call(("prefill", room, choice, layout), run, (), tokens, lengths, controls, others)
 
-    def resume(self, cache: Cache, tokens: Any, choose: Sampler, controls: Mapping[str, Any], others: Any) -> State:
+    def resume(self, cache: Cache, tokens: Any, choice: Choice, controls: Mapping[str, Any], others: Any) -> State:
         """As ``prefill``, with tokens int[batch, count] appended to an existing cache, which is not donated."""
         steps = self.steps
 
         def run(params: Any, cache: Cache, tokens: Any, controls: Any, others: Any) -> State:
             logits, cache = steps.extend(params, cache, tokens, **others)
-            return _initial(cache, logits[:, -1], choose, controls)
+            return _initial(cache, logits[:, -1], choice, controls)
 
-        return self._call(("resume", choose), run, (), cache, tokens, controls, others)
+        return self._call(("resume", choice), run, (), cache, tokens, controls, others)
 
-    def loop(self, state: State, limit: int, choose: Sampler, controls: Mapping[str, Any], others: Any) -> State:
+    def loop(self, state: State, limit: int, choice: Choice, controls: Mapping[str, Any], others: Any) -> State:
         """Generates until there are ``limit`` tokens or all texts have ended. Donates the state."""
         steps = self.steps
 
         def token(params: Any, state: State, controls: Any, others: Any) -> State:
-            return _next(partial(steps.step, params), state, choose, controls, others)
+            return _next(partial(steps.step, params), state, choice, controls, others)
 
-        if (call := self._by_layers(("token", choose), token, (0,), state, controls, others)) is not None:
+        if (call := self._by_layers(("token", choice), token, (0,), state, controls, others)) is not None:
             for _ in range(int(state.count), limit):
                 if np.asarray(state.done).all():
                     break
@@ -128,11 +130,11 @@ class Programs:
                 def own(cache: Cache, fed: Any, **others: Any) -> Any:
                     return step(hoisted, cache, fed, others)
 
-                return _next(own, state, choose, controls, others)
+                return _next(own, state, choice, controls, others)
 
             return lax.while_loop(more, body, state)
 
-        return self.run(("loop", choose), run, (1,), hoisted, state, np.int32(limit), controls, others)
+        return self.run(("loop", choice), run, (1,), hoisted, state, np.int32(limit), controls, others)
 
     def step(self, cache: Cache, last: Any, others: Any) -> tuple[Callable[..., Any], Any]:
         """``Steps.step`` for use inside a program, and its hoisted weights; call as ``step(hoisted, cache, ...)``."""
@@ -248,14 +250,17 @@ class Programs:
         return self.steps.weights.device if optimizes else None
 
 
-def _initial(cache: Cache, logits: Any, choose: Sampler, controls: Mapping[str, Any]) -> State:
+def _initial(cache: Cache, logits: Any, choice: Choice, controls: Mapping[str, Any]) -> State:
     """The state after the prompt, with the first token chosen."""
     batch = logits.shape[0]
     tokens, zeros = jnp.zeros((batch, cache.length), np.int32), jnp.zeros(batch, np.int32)
-    return _append_token(State(cache, zeros, logits, tokens, np.int32(0), zeros, zeros > 0), choose, controls)
+    state = State(cache, zeros, logits, tokens, np.int32(0), zeros, zeros > 0)
+    if choice.logprobs:
+        state = replace(state, logprobs=jnp.zeros(tokens.shape, np.float32))
+    return _append_token(state, choice, controls)
 
 
-def _next(step: Callable[..., Any], state: State, choose: Sampler, controls: Mapping[str, Any], others: Any) -> State:
+def _next(step: Callable[..., Any], state: State, choice: Choice, controls: Mapping[str, Any], others: Any) -> State:
     """The state with one more token for each text; ``step`` is ``Steps.step`` without parameters."""
     fed = jnp.where(state.done, 0, state.last)  # pad may be outside the vocabulary
     logits, cache = step(state.cache, fed, **others)
@@ -263,19 +268,29 @@ def _next(step: Callable[..., Any], state: State, choose: Sampler, controls: Map
     if cache.aligned:  # right-aligned tokens moved left by one slot
         idle = jnp.pad(idle[:, 1:], ((0, 0), (0, 1)))
     live = jnp.where(state.done[:, None], idle, cache.live)
-    return _append_token(replace(state, cache=replace(cache, live=live), logits=logits), choose, controls)
+    return _append_token(replace(state, cache=replace(cache, live=live), logits=logits), choice, controls)
 
 
-def _append_token(state: State, choose: Sampler, controls: Mapping[str, Any]) -> State:
+def _append_token(state: State, choice: Choice, controls: Mapping[str, Any]) -> State:
     """The state with one more token for each text: sampled, or ``pad`` if the text has ended."""
     key = jax.random.fold_in(controls["key"], state.count)
-    logits = state.logits.astype(np.float32)
-    last = controls["sampling"](logits, key) if "sampling" in controls else choose(logits, key)
+    own = state.logits.astype(np.float32)
+    logits = own
+    if "prompts" in controls:
+        written = jnp.concatenate([controls["prompts"], state.tokens], axis=1)
+        past = lax.dynamic_slice_in_dim(written, state.count, state.tokens.shape[1], axis=1)
+        logits = processed(choice, past, own, controls.get("repetition_penalty"))
+    last = controls["sampling"](logits, key) if "sampling" in controls else choice.sampler(logits, key)
     if np.shape(last) != state.done.shape or not jnp.issubdtype(last.dtype, np.integer):
         returned = f"{getattr(last, 'dtype', type(last).__name__)} {np.shape(last)}"
         raise InputValueError(f"sampling returns {returned}, not one token per text: integers {state.done.shape}")
     last = jnp.where(state.done, controls["pad"], last.astype(np.int32))
     tokens = lax.dynamic_update_slice_in_dim(state.tokens, last[:, None], state.count, axis=1)
+    if choice.logprobs:
+        chosen = jnp.where(state.done, 0, last)[:, None]
+        likely = jnp.where(state.done[:, None], 0, jnp.take_along_axis(jax.nn.log_softmax(own), chosen, axis=1))
+        logprobs = lax.dynamic_update_slice_in_dim(state.logprobs, likely, state.count, axis=1)
+        state = replace(state, logprobs=logprobs)
     return replace(
         state,
         last=last,

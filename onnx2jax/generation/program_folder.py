@@ -43,7 +43,8 @@ class ProgramFolder:
         """The entry of the program with this key; None if the program cannot be persisted.
 
         Args:
-            *key: strings, numbers, types, functions, and the folders of other decoders used by the program.
+            *key: strings, numbers, types, functions, tuples of these, and the folders of other decoders that the
+                program uses.
         """
         if self._store is None or not self._steps.weights.on_one_cpu or self.fingerprint is None:
             return None
@@ -71,6 +72,9 @@ def _key_text(part: Any) -> str | None:
     """A part of a key as text that is the same in every process; None for a user's function."""
     if isinstance(part, ProgramFolder):
         return part.fingerprint
+    if isinstance(part, tuple):
+        texts = [_key_text(p) for p in part]
+        return None if None in texts else repr(texts)
     if not callable(part):
         return repr(part)
     module, name = getattr(part, "__module__", ""), getattr(part, "__qualname__", "")

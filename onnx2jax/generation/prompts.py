@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import InputShapeError, InputTypeError, InputValueError
 from ..model.calls.arguments import as_key
-from .sampling import BY_NAME, Sampler, Sampling, as_arrays, greedy
+from .sampling import BY_NAME, EMPTY, Choice, Sampling, as_arrays, greedy
 
 Prompts = Any
 """Token ids: one prompt, a list of prompts (lengths may differ), or an array [batch, count]."""
@@ -143,15 +143,46 @@ def _is_token(value: Any) -> bool:
     return isinstance(value, int | np.integer) and value is not True and bool(0 <= value <= np.iinfo(np.int32).max)
 
 
-def as_sampler(sampling: Any, rng: Any) -> tuple[Sampler, dict[str, Any]]:
-    """The function that chooses tokens, and its traced controls: ``key`` and, for ``Sampling``, ``sampling``."""
-    key = jax.random.key(0) if rng is None else as_key(rng)
+def as_choice(
+    sampling: Any, rng: Any, processors: Any = (), penalty: Any = 1.0, logprobs: bool = False
+) -> tuple[Choice, dict[str, Any]]:
+    """How tokens are chosen, and its traced controls.
+
+    Returns:
+        The static part, and by name: ``key``; ``sampling`` for ``Sampling``; ``repetition_penalty`` if it is not 1.
+
+    Raises:
+        InputValueError: an argument has an invalid value.
+    """
+    controls: dict[str, Any] = {"key": jax.random.key(0) if rng is None else as_key(rng)}
     if isinstance(sampling, str):
         if sampling not in BY_NAME:
             raise InputValueError(f"sampling is {sampling!r}; the names are {', '.join(map(repr, BY_NAME))}")
         sampling = BY_NAME[sampling]
-    if isinstance(sampling, Sampling):
-        return greedy, {"key": key, "sampling": as_arrays(sampling)}
     if not callable(sampling) or isinstance(sampling, type):
         raise InputValueError(f"sampling is {sampling!r}: a name, Sampling(...), or a function of logits and a key")
-    return sampling, {"key": key}
+    if isinstance(sampling, Sampling):
+        controls["sampling"], sampling = as_arrays(sampling), greedy
+    processors = tuple(processors) if isinstance(processors, Iterable) else (processors,)
+    if wrong := [p for p in processors if not callable(p) or isinstance(p, type)]:
+        raise InputValueError(
+            f"logits_processors has {wrong[0]!r}: a list of functions of the tokens so far and the logits that return "
+            "logits"
+        )
+    value = as_array("repetition_penalty", penalty)
+    if value.ndim or value.dtype.kind not in "iuf" or not 0 < value < np.inf:
+        raise InputValueError(f"repetition_penalty is {penalty!r}; it is a number above 0, and 1 changes nothing")
+    if value != 1:
+        controls["repetition_penalty"] = value.astype(np.float32)
+    if not isinstance(logprobs, bool | np.bool_):
+        raise InputValueError(f"logprobs is {logprobs!r}, not True or False")
+    return Choice(sampling, processors, bool(logprobs)), controls
+
+
+def right_aligned(rows: Sequence[np.ndarray], length: int) -> np.ndarray:
+    """Rows of tokens as an array int32[batch, length], right-aligned, with ``EMPTY`` on the left.
+
+    >>> right_aligned([[1, 2], [3]], 3).tolist()
+    [[-1, 1, 2], [-1, -1, 3]]
+    """
+    return np.stack([np.pad(r, (length - len(r), 0), constant_values=EMPTY) for r in rows]).astype(np.int32)

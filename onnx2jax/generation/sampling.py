@@ -1,10 +1,10 @@
-"""Choosing the next token from logits: greedy, or random sampling with top-k, top-p and min-p limits."""
+"""Choosing the next token from logits: processors of the logits, then greedy, or random sampling within limits."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,24 @@ from ..errors import InputValueError
 
 Sampler = Callable[[Any, Any], Any]
 """(logits float32[batch, vocabulary], PRNG key) -> the next token of each sequence, int32[batch]."""
+Processor = Callable[[Any, Any], Any]
+"""(tokens so far int32[batch, length], logits float32[batch, vocabulary]) -> other logits."""
+EMPTY: Final = -1
+"""In the tokens so far: no token."""
+
+
+class Choice(NamedTuple):
+    """How the next token is chosen: static, and so part of a program's key.
+
+    Attributes:
+        sampler: chooses it from the logits.
+        processors: change the logits before.
+        logprobs: whether the log-probabilities of the tokens are returned.
+    """
+
+    sampler: Sampler
+    processors: tuple[Processor, ...] = ()
+    logprobs: bool = False
 
 
 @jax.tree_util.register_dataclass
@@ -81,6 +99,34 @@ def greedy(logits: Any, key: Any = None) -> Any:
     """The likeliest token, int32[batch]; the first of ties, as in NumPy's argmax."""
     del key
     return jnp.argmax(logits, axis=-1).astype(np.int32)
+
+
+def processed(choice: Choice, tokens: Any, logits: Any, penalty: Any = None) -> Any:
+    """The logits float32[batch, vocabulary] after the penalty for repetitions and the processors.
+
+    Args:
+        choice: has the processors.
+        tokens: int32[batch, length], the tokens so far, right-aligned, with ``EMPTY`` on the left.
+        logits: of the next token.
+        penalty: divides positive logits of tokens that have occurred, and multiplies negative ones; None for none.
+
+    Raises:
+        InputValueError: a processor returns an array of another shape or type.
+    """
+    if penalty is not None:
+        vocabulary = logits.shape[-1]
+        rows = jnp.arange(len(tokens), dtype=np.int32)[:, None]
+        places = rows, jnp.where(tokens == EMPTY, vocabulary, tokens)
+        seen = jnp.zeros(logits.shape, bool).at[places].set(True, mode="drop")
+        logits = jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
+    for function in choice.processors:
+        changed = jnp.asarray(function(tokens, logits))
+        if changed.shape != logits.shape or not jnp.issubdtype(changed.dtype, np.floating):
+            raise InputValueError(
+                f"a logits processor returns {changed.dtype} {changed.shape}, not logits: float32 {logits.shape}"
+            )
+        logits = changed.astype(np.float32)
+    return logits
 
 
 BY_NAME: Final = {

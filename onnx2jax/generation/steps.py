@@ -332,7 +332,8 @@ class Steps(Graphs):
     def _run(self, model: Model, params: Mapping[str, Any], feeds: Mapping[str, Any]) -> dict[str, Any]:
         names = [v.name for v in model.inputs]
         if unknown := sorted(set(feeds) - {v.name for v in (*self.first.inputs, *model.inputs)} - self.pairs.keys()):
-            raise InputNameError(f"the decoder has no input {', '.join(map(repr, unknown))}; it has {names}")
+            valid = [n for n in names if not n.startswith("\0")]
+            raise InputNameError(f"the decoder has no input {', '.join(map(repr, unknown))}; it has {valid}")
         if absent := [n for n in names if n not in feeds]:
             raise InputNameError(f"input {absent[0]!r} of the decoder is missing: pass {absent[0]}=array")
         if self._two_files:  # each file has some of the parameters

@@ -13,8 +13,8 @@ from ..errors import CacheError
 from ..model.model import Model
 from .cache import Cache
 from .loop import NO_TOKEN, Programs, State, stop_array
-from .prompts import as_sampler
-from .sampling import Sampler
+from .prompts import as_choice
+from .sampling import Choice
 from .steps import Steps
 
 SMALLEST_PREFILL: Final = 16
@@ -45,13 +45,13 @@ class VerifiedSteps(Steps):
         return cache.length, cache.aligned, cache.apart, self._ragged(cache)
 
     def _prefill(
-        self, rows: list[np.ndarray], room: int, layout: str, choose: Sampler, controls: Any, others: Any
+        self, rows: list[np.ndarray], room: int, layout: str, choice: Choice, controls: Any, others: Any
     ) -> State:
         lengths = np.array([len(r) for r in rows], np.int32)
         padded: Any = self._padded(rows, room)
         if self.embedding is not None:
             padded = self.embedding.embed_prompts(padded, others)
-        return self._programs.prefill(padded, lengths, room, choose, controls, others, layout)
+        return self._programs.prefill(padded, lengths, room, choice, controls, others, layout)
 
     def _padded(self, rows: list[np.ndarray], room: int) -> np.ndarray:
         if not self.supports_padding:
@@ -61,7 +61,7 @@ class VerifiedSteps(Steps):
         return np.stack([np.pad(r, (0, size - len(r))) for r in rows])
 
     def _layout(
-        self, rows: list[np.ndarray], room: int, choose: Sampler, controls: Mapping[str, Any], others: Any
+        self, rows: list[np.ndarray], room: int, choice: Choice, controls: Mapping[str, Any], others: Any
     ) -> tuple[str, State | None]:
         """The cache layout with which steps reproduce the logits of prefill: "", "apart" or "aligned".
 
@@ -78,7 +78,7 @@ class VerifiedSteps(Steps):
                 layouts.append("aligned")
         for k, layout in enumerate(layouts):
             try:
-                state = self._verify_layout(rows, room, layout, choose, controls, others)
+                state = self._verify_layout(rows, room, layout, choice, controls, others)
             except CacheError:
                 if layout == layouts[-1]:
                     raise
@@ -88,7 +88,7 @@ class VerifiedSteps(Steps):
         raise AssertionError("no candidate layout")
 
     def _verify_layout(
-        self, rows: list[np.ndarray], room: int, layout: str, choose: Sampler, controls: Mapping[str, Any], others: Any
+        self, rows: list[np.ndarray], room: int, layout: str, choice: Choice, controls: Mapping[str, Any], others: Any
     ) -> State | None:
         """Compares a step with prefill, once per batch size, cache length and layout.
 
@@ -105,10 +105,10 @@ class VerifiedSteps(Steps):
         unending = {**controls, "stop": np.full_like(controls["stop"], NO_TOKEN)}
         short = min(map(len, rows)) == 1
         longer = [np.concatenate([r[:1], r]) for r in rows] if short else rows
-        want = self._prefill(longer, room, layout, choose, controls, others)
-        state = self._prefill([r[:-1] for r in longer], room, layout, choose, unending, others)
+        want = self._prefill(longer, room, layout, choice, controls, others)
+        state = self._prefill([r[:-1] for r in longer], room, layout, choice, unending, others)
         state = replace(state, last=jax.numpy.asarray([r[-1] for r in longer], np.int32))
-        stepped = self._programs.loop(state, 2, choose, unending, others).logits
+        stepped = self._programs.loop(state, 2, choice, unending, others).logits
         check_close(want.logits, stepped, room, **self._precision)
         self._verified.add(key)
         return None if short else want
@@ -119,7 +119,7 @@ class VerifiedSteps(Steps):
         return {"quantised": self.quantises_activations, "dtype": self.model.settings.dtype}
 
     def _verify_resume(
-        self, cache: Cache, more: np.ndarray, state: State, choose: Sampler, controls: Mapping[str, Any], others: Any
+        self, cache: Cache, more: np.ndarray, state: State, choice: Choice, controls: Mapping[str, Any], others: Any
     ) -> None:
         """Compares extending by several tokens at once with one step per token, once per shape and cache layout.
 
@@ -132,7 +132,7 @@ class VerifiedSteps(Steps):
         own = jax.tree.map(jax.numpy.copy, replace(state, cache=cache))
         for last in more.T:
             again = replace(own, last=last.astype(np.int32), count=np.int32(1), done=np.zeros(len(last), bool))
-            own = self._programs.loop(again, 2, choose, controls, others)
+            own = self._programs.loop(again, 2, choice, controls, others)
         check_close(state.logits, own.logits, cache.length, **self._precision)
         self._verified.add(key)
 
@@ -145,13 +145,13 @@ class VerifiedSteps(Steps):
         if (key := ("extension", len(rows), count, self._cache_key(state.cache))) in self._verified:
             return
         more = np.stack([np.resize(r, count) for r in rows])
-        choose, controls = as_sampler("greedy", None)
+        choice, controls = as_choice("greedy", None)
         controls |= {"stop": stop_array(()), "pad": np.int32(0)}
-        after = self._programs.resume(state.cache, more, choose, controls, others)
-        self._verify_resume(state.cache, more, after, choose, controls, others)
-        stale = self._programs.resume(state.cache, more[:, ::-1] // 2, choose, controls, others).cache
+        after = self._programs.resume(state.cache, more, choice, controls, others)
+        self._verify_resume(state.cache, more, after, choice, controls, others)
+        stale = self._programs.resume(state.cache, more[:, ::-1] // 2, choice, controls, others).cache
         stale = replace(stale, live=state.cache.live, end=state.cache.end)
-        again = self._programs.resume(stale, more, choose, controls, others)
+        again = self._programs.resume(stale, more, choice, controls, others)
         check_close(after.logits, again.logits, state.cache.length, **self._precision)
         self._verified.add(key)
 

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .. import compat
 from ..errors import OnnxError, UnsupportedError
 from ..ir import analysis
 from ..ir.graph import Graph
@@ -117,7 +118,8 @@ def _update_shape(model: Model, pair: Pair) -> Sequence[int]:
     stored = analysis.parameters(before.graph)  # reads no external data
     params = {n: jax.ShapeDtypeStruct(v.shape, v.dtype) for n, v in stored.items()}
     try:
-        shape: Sequence[int] = jax.eval_shape(lambda p, f: before.apply(p, **f), params, feeds).shape
+        with compat.enable_x64():
+            shape: Sequence[int] = jax.eval_shape(lambda p, f: before.apply(p, **f), params, feeds).shape
     except (OnnxError, TypeError):
         return ()
     if len(shape) == 3 and (heads := node.attributes.get("num_heads")):

@@ -25,17 +25,17 @@ WANTED = "twenty-one twenty-two twenty-three "
 class Letters:
     """A tokenizer of ASCII; é is two tokens, as bytes are in larger vocabularies."""
 
-    def encode(self, text: str) -> Any:
+    def encode(self, text: str, add_special_tokens: bool = True) -> Any:  # noqa: ARG002
         return SimpleNamespace(ids=list(text.encode("latin-1")))
 
-    def decode(self, ids: list[int]) -> str:
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:  # noqa: ARG002
         text = bytes(ids).decode("latin-1")
         return text.replace("ty", "é").removesuffix("t") + ("\N{REPLACEMENT CHARACTER}" if text.endswith("t") else "")
 
 
 @pytest.fixture(scope="module")
 def counting() -> Decoder:
-    return onnx2jax.decoder(demo_decoder())
+    return onnx2jax.decoder(demo_decoder(), tokenizer=Letters())
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_stop_tokens_of_the_file_end_the_text(
         (["--prompt-ids", "128"], 1, "tokens are 0 to 127"),
         (["--prompt-ids", "1", "--temperature", "-1"], 1, "temperature is -1"),
         (["--prompt-ids", "1", "--max-new-tokens", "256"], 1, "257 tokens, and the model supports 256"),
-        (["--prompt", "a"], 1, "no tokenizer found; pass token ids (at a terminal: --prompt-ids 1,2,3)"),
+        (["--prompt", ""], 1, "prompt 0 is"),
     ],
 )
 def test_invalid_arguments_are_refused(
@@ -126,6 +126,9 @@ def test_without_tokenizers(folder: Path, capsys: pytest.CaptureFixture[str], mo
     said = capsys.readouterr().err
     assert "pip install 'onnx2jax[text]'" in said
     assert "--prompt-ids" in said
+    (folder / "tokenizer.json").unlink()
+    assert cli.main(["generate", str(folder), "--prompt", "a"]) == 1
+    assert "pass token ids (at a terminal: --prompt-ids 1,2,3)" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("compiled")

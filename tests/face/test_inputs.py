@@ -94,7 +94,7 @@ def test_texts_fill_the_declared_shape(capsys: Capture, tmp_path: Path) -> None:
 
 def test_texts_become_tokens_and_their_masks(capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = SimpleNamespace(ids=[7, 8, 9], attention_mask=[1, 1, 1], type_ids=[0, 0, 0])
-    monkeypatch.setattr(inputs, "tokenizer", lambda _: SimpleNamespace(encode=lambda _: said))
+    monkeypatch.setattr(inputs, "tokenizer_beside", lambda _: SimpleNamespace(encode=lambda _: said))
     path = same(tmp_path, np.int64, ["batch", "tokens"], value("attention_mask", np.int64, ["batch", "tokens"]))
     got = ran(capsys, path, "--text", "x=some words")
     assert got["x_again"]["values"] == [[7, 8, 9]]

@@ -19,7 +19,9 @@ from tests.support.helpers import ROOT
 
 DATA = {
     "ir/types.txt",
-    "data/counting.onnx",
+    "data/counting/model.onnx",
+    "data/counting/tokenizer.json",
+    "data/counting/tokenizer_config.json",
     "data/digits.onnx",
     "data/digits_samples.npz",
     "proto/onnx.proto",

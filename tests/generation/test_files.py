@@ -11,7 +11,7 @@ import pytest
 
 import onnx2jax
 from onnx2jax.errors import ModelError
-from onnx2jax.generation.files import tokenizer
+from onnx2jax.generation.files import tokenizer_beside
 from tests.support import decoders
 
 PROTO = decoders.group_query().proto
@@ -73,4 +73,4 @@ def test_a_folder_without_a_decoder_raises(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"config\.json is not valid JSON"):
         onnx2jax.decoder(tmp_path)
     with pytest.raises(FileNotFoundError, match="pass token ids"):
-        tokenizer(tmp_path)
+        tokenizer_beside(tmp_path)

@@ -1,0 +1,331 @@
+"""The calls of a decoder: arguments, cache layout and length, the state after the prompts, one token after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .. import compat
+from ..errors import CacheError, InputShapeError, InputTypeError, InputValueError
+from ..ir.graph import Graph
+from ..model.model import Model
+from .cache import Cache
+from .keywords import check_generating
+from .loop import State, stop_array
+from .prompts import (
+    as_choice,
+    check_outside,
+    device_arrays,
+    prompt_rows,
+    right_aligned,
+    stacked,
+    stop_sequences,
+    whole_number,
+)
+from .results import Generation
+from .sampling import Choice
+from .text import Reader, Tokenizer, conversations, split_stop
+from .verified import VerifiedSteps
+
+MOST: Final = 128
+"""Default maximum of new tokens, less where there is room for fewer."""
+
+
+@dataclass
+class Call:
+    """A call that has read its prompts.
+
+    Attributes:
+        state: the state with the first token. A run donates it.
+        run: (state, number of tokens) -> the state with so many tokens.
+        limit: the maximum number of tokens.
+        sequences: the tokens before each text, int64[count].
+        others: further inputs of the model, on the device.
+        stop: the stop sequences as an array.
+        strings: stop strings.
+        reader: decodes the texts; None where neither the prompts are text nor stop strings are given.
+        is_text: whether the prompts are text.
+        is_single: whether they are one text.
+    """
+
+    state: State
+    run: Callable[[State, int], State]
+    limit: int
+    sequences: list[np.ndarray]
+    others: dict[str, Any]
+    stop: np.ndarray
+    strings: list[str]
+    reader: Reader | None
+    is_text: bool
+    is_single: bool
+
+    def as_text(self, texts: Sequence[Sequence[int]], *, read: bool = False) -> Any:
+        """Texts decoded: a string for a single prompt, else a list. ``read`` if the reader has their tokens."""
+        assert self.reader is not None
+        if not read:
+            self.reader.read(texts)
+        self.reader.rest()
+        return self.of_batch(self.reader.texts)
+
+    def of_batch(self, values: list[str]) -> Any:
+        """The one value if the prompt was a single text, else the list."""
+        return values[0] if self.is_single and len(values) == 1 else values
+
+
+class Calls(VerifiedSteps):
+    """Verified steps, and how calls begin and go on.
+
+    Attributes:
+        context: the maximum number of tokens the model supports, prompt included; None if unknown.
+        stop: the default stop sequences of ``generate``.
+        pad: the padding token after the end of a text.
+        tokenizer: encodes prompts and decodes texts; None for token ids alone.
+    """
+
+    def __init__(
+        self, model: Model, first: Model | None = None, *, stop: Sequence[Sequence[int]] = (), pad: int | None = None,
+        context: int | None = None, embed: Any = None, tokenizer: Any = None,
+    ) -> None:  # fmt: skip
+        super().__init__(model, first, embed)
+        limits = [n for n in (context, _rotary_table_length(model.graph)) if n is not None]
+        self.context = min(whole_number("context", n) for n in limits) if limits else None
+        self.stop = tuple(map(tuple, stop))
+        self._stop_array(self.stop)
+        pad = pad if pad is not None else next((s[0] for s in self.stop if len(s) == 1), 0)
+        self.pad = whole_number("pad", pad, np.iinfo(np.int32).min)
+        self.tokenizer = None if tokenizer is None else Tokenizer(tokenizer)
+
+    def encode(self, prompt: Any, *, continues: bool = False) -> list[int]:
+        """The tokens of a text, or of a conversation by the chat template.
+
+        Args:
+            prompt: a text, or messages ``[{"role": "user", "content": "..."}]``.
+            continues: no special token begins the text, because it continues another.
+
+        Raises:
+            InputValueError: there is no tokenizer, or no chat template.
+            ImportError: tokenizers is not installed, or for a conversation jinja2.
+
+        >>> import onnx2jax
+        >>> onnx2jax.decoder(onnx2jax.demo_decoder()).encode("one ")
+        [111, 110, 101, 32]
+        """
+        return self._text.encode(prompt, continues=continues)
+
+    def decode(self, tokens: Any) -> str:
+        """The text of tokens, without special ones.
+
+        Raises:
+            InputValueError: there is no tokenizer.
+            ImportError: tokenizers is not installed.
+
+        >>> import onnx2jax
+        >>> onnx2jax.decoder(onnx2jax.demo_decoder()).decode([111, 110, 101, 32])
+        'one '
+        """
+        return self._text.decode(np.ravel(tokens).tolist())
+
+    @property
+    def _text(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise InputValueError(
+                "text needs a tokenizer, and there is no tokenizer.json beside the model: pass token ids (at a "
+                "terminal: --prompt-ids 1,2,3), or decoder(..., tokenizer=folder)"
+            )
+        return self.tokenizer
+
+    def _begin(
+        self, function: Callable[..., Any], prompts: Any, count: int | None, *, sampling: Any = "greedy",
+        stop: Any = None, rng: Any = None, length: int | None = None, after: Generation | None = None,
+        repetition_penalty: Any = 1.0, logits_processors: Any = (), logprobs: bool = False, spare: int = 0,
+        **others: Any,
+    ) -> Call:  # fmt: skip
+        """The call of a public ``function`` with the prompts read and the first token chosen.
+
+        ``spare``: slots that the call needs beyond prompt and text.
+        """
+        prompts = list(prompts) if isinstance(prompts, Iterator) else prompts
+        check_outside((prompts, rng, others))
+        accepted = {v.name for m in (self.first, self.model) for v in m.inputs} | set(self.others) | {"attention_mask"}
+        check_generating(others, accepted, self.others, function)
+        if after is not None and not isinstance(after, Generation):
+            raise InputTypeError(f"after is {type(after).__name__}: pass a result of generate or read")
+        strings, stop = split_stop(stop)
+        texts = conversations(prompts)
+        if texts is not None:
+            if logprobs:
+                raise InputValueError(
+                    "logprobs are those of tokens, so the prompt must be tokens as well: "
+                    "generate(decoder.encode(prompt), ..., logprobs=True)"
+                )
+            prompts = [self.encode(p, continues=after is not None) for p in texts[0]]
+        rows = prompt_rows(prompts, others.pop("attention_mask", None), self.vocabulary)
+        sequences = rows
+        if after is not None:
+            rows = list(stacked(rows, len(after.last)))
+            sequences = [np.concatenate(both) for both in zip(after.sequences, rows, strict=True)]
+        reader = Reader(self._text, sequences, strings) if texts is not None or strings else None
+        count = self._most(rows, length, after, spare) if count is None else whole_number("max_new_tokens", count)
+        choice, controls = as_choice(sampling, rng, logits_processors, repetition_penalty, logprobs)
+        controls |= {"stop": self._stop_array(stop), "pad": np.int32(self.pad)}
+        with compat.enable_x64():
+            others = device_arrays(others)
+        if after is None:
+            if not self.supports_padding:
+                stacked(rows, why=self._padding_unsupported)
+            room = self._room(max(map(len, rows)) + count + spare, length)
+        else:
+            room = after.cache.length
+        if choice.processors or "repetition_penalty" in controls:
+            controls["prompts"] = right_aligned(sequences, room)
+        if after is None:
+            layout, verified = self._layout(rows, room, choice, controls, others)
+            state = verified or self._prefill(rows, room, layout, choice, controls, others)
+        else:
+            state = self._resumed(after, np.stack(rows), count, length, choice, controls, others)
+
+        def run(state: State, limit: int) -> State:
+            return self._programs.loop(state, limit, choice, controls, others)
+
+        return Call(
+            state, run, count, [r.astype(np.int64) for r in sequences], others, controls["stop"], strings, reader,
+            texts is not None, texts is not None and texts[1],
+        )  # fmt: skip
+
+    def _each_token(self, call: Call) -> Iterator[tuple[np.ndarray, list[str], State]]:
+        """After each token: the last tokens int64[batch], what they add to the texts, and the state.
+
+        Stop strings end their texts. The next iteration donates the state.
+        """
+        state, ended = call.state, np.zeros_like(call.state.done)
+        for count in range(2, call.limit + 2):
+            last = np.asarray(state.last, np.int64)
+            self._check_chosen(last[~ended])
+            pieces = call.reader.add(last, ~ended) if call.reader is not None else []
+            ended = np.asarray(state.done)
+            if call.reader is not None and (call.reader.ended & ~ended).any():
+                ended = ended | call.reader.ended
+                state = replace(state, done=jax.device_put(jnp.asarray(ended), state.done.sharding))
+            yield last, pieces, state
+            if count > call.limit or ended.all():
+                return
+            state = call.run(state, count)
+
+    def _resumed(
+        self, after: Generation, more: np.ndarray, count: int, length: int | None, choice: Choice, controls: Any,
+        others: Any,
+    ) -> State:  # fmt: skip
+        """The state after ``more`` tokens int[batch, n] that continue the texts of ``after``."""
+        if length not in (None, after.cache.length):
+            raise InputValueError(
+                f"after has a cache of length {after.cache.length}; for another, begin with length={length}"
+            )
+        more = np.concatenate([after.last, more], axis=1)
+        self._check_room(after.cache, more.shape[1] + count)
+        cache = self._resumed_cache(after, more, choice, controls, others)
+        fed = more if self.embedding is None else self.embedding.embed_prompts(more, others)
+        state = self._programs.resume(cache, fed, choice, controls, others)
+        self._verify_resume(cache, more, state, choice, controls, others)
+        return state
+
+    def _resumed_cache(self, after: Generation, more: np.ndarray, choice: Choice, controls: Any, others: Any) -> Cache:
+        """The cache of ``after`` in a layout that can be extended by ``more``, int[batch, count]."""
+        cache = after.cache
+        if len(set(after.lengths.tolist())) > 1 and (
+            cache.aligned or not (self.masks_padding or self.supports_padding)
+        ):
+            raise InputShapeError(
+                f"the texts of after have {sorted(set(after.lengths.tolist()))} tokens, and the model cannot mask the "
+                "padding of the shorter ones: generate from each separately"
+            )
+        if not self._ragged(cache):
+            return cache
+        # The prompts may have had equal lengths, so that only equal lengths were verified.
+        rows = [np.resize(row, min(6, cache.length) - i % 2) for i, row in enumerate(more)]
+        layout, _ = self._layout(rows, cache.length, choice, controls, others)
+        if layout != "apart" or cache.apart:
+            return cache
+        if (np.asarray(cache.live) != (np.arange(cache.length) < np.asarray(cache.lengths)[:, None])).any():
+            raise CacheError(
+                "sequences of different lengths share the slots of this cache: generate again from the full prompts"
+            )
+        return replace(cache, apart=True)
+
+    def _check_chosen(self, tokens: np.ndarray) -> None:
+        """Checks the tokens that a sampling function returned.
+
+        Raises:
+            InputValueError: one is outside the vocabulary.
+        """
+        if self.vocabulary is not None and tokens.size and not 0 <= tokens.min() <= tokens.max() < self.vocabulary:
+            raise InputValueError(
+                f"sampling returns {tokens.min()} to {tokens.max()}; tokens are 0 to {self.vocabulary - 1}"
+            )
+
+    def _stop_array(self, stop: Any) -> np.ndarray:
+        """Stop sequences as an array; the decoder's default for None."""
+        if stop is None:
+            return stop_array(self.stop)
+        found = stop_sequences(stop)
+        largest = max((t for s in found for t in s), default=0)
+        if self.vocabulary is not None and largest >= self.vocabulary:
+            raise InputValueError(f"stop has token {largest}; tokens are 0 to {self.vocabulary - 1}")
+        return stop_array(found)
+
+    def _most(self, rows: list[np.ndarray], length: int | None, after: Generation | None, spare: int) -> int:
+        """The default maximum of new tokens: MOST, or as many as there is room for."""
+        longest = max(map(len, rows))
+        if after is not None:
+            room = after.cache.length - int(after.cache.end) - after.last.shape[1]
+        else:
+            room = min(
+                (n for n in (length, self.context, self.fixed_length) if n is not None), default=longest + spare + MOST
+            )
+        return max(1, min(MOST, room - longest - spare))
+
+    @property
+    def _padding_unsupported(self) -> str:
+        """Why the model does not support padded prompts."""
+        if self._has_state:
+            return "padding would change the recurrent state of the model"
+        if self._last_logits_only:
+            return "the model returns the logits of the last token alone"
+        return "the model has no mask for padding"
+
+    def _room(self, wanted: int, length: int | None) -> int:
+        """The cache length for ``wanted`` tokens: ``length`` if given, else ``wanted`` rounded up."""
+        if self.context is not None and wanted > self.context:
+            raise InputShapeError(f"prompt and text are {wanted} tokens, and the model supports {self.context}")
+        if length is None:
+            length = self.fixed_length or -(-wanted // 64) * 64
+            length = length if self.context is None else min(length, self.context)
+        if wanted > (length := whole_number("length", length, 0)):
+            raise InputShapeError(
+                f"prompt and text are {wanted} tokens, and the cache has room for {length}: length={wanted}"
+                + (", but this file declares a fixed length" if self.fixed_length else "")
+            )
+        return length
+
+    def _check_room(self, cache: Cache, more: int) -> None:
+        if (wanted := int(cache.end) + more) > cache.length:
+            raise InputShapeError(
+                f"with the tokens of after, prompt and text are {wanted} tokens, and the cache has room for "
+                f"{cache.length}: begin with length={wanted}"
+            )
+
+
+def _rotary_table_length(graph: Graph) -> int | None:
+    """The number of positions in the shortest rotary table; None if there is none."""
+    tables = [
+        graph.initializers[n].shape[0]
+        for node in graph.nodes
+        if node.op_type in ("GroupQueryAttention", "RotaryEmbedding")
+        for n in node.inputs
+        if "cos" in n and n in graph.initializers and graph.initializers[n].ndim == 2
+    ]
+    return min(tables, default=None)

@@ -1,0 +1,242 @@
+"""Text to tokens and back: a decoder's tokenizer, its chat template, and texts decoded while their tokens arrive."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from .. import compat
+from ..errors import InputValueError, ModelError
+
+UNFINISHED: Final = "\N{REPLACEMENT CHARACTER}"
+"""Ends a decoded text whose last character needs further tokens."""
+SPECIAL: Final = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
+"""The settings of tokenizer_config.json that chat templates read."""
+
+
+class Tokenizer:
+    """Encodes prompts and decodes tokens. Files are read when first needed.
+
+    Args:
+        source: a folder with ``tokenizer.json``, the path of that file, or an object with ``encode`` and ``decode``, as
+            a tokenizer of the libraries tokenizers or transformers.
+    """
+
+    def __init__(self, source: Any) -> None:
+        path = Path(source) if isinstance(source, str | Path) else None
+        self._given = source if path is None else None
+        self.folder = path if path is None or path.is_dir() else path.parent
+        self._file = path / "tokenizer.json" if path is not None and path.is_dir() else path
+        if path is None and not (callable(getattr(source, "encode", None)) and hasattr(source, "decode")):
+            raise InputValueError(
+                f"tokenizer is {type(source).__name__}: a folder with tokenizer.json, or an object with encode and "
+                "decode"
+            )
+
+    @cached_property
+    def library(self) -> Any:
+        """The tokenizer of the library.
+
+        Raises:
+            ImportError: tokenizers is not installed.
+            FileNotFoundError: there is no tokenizer.json.
+        """
+        if self._file is None:
+            return self._given
+        if not self._file.is_file():
+            raise FileNotFoundError(
+                2, "no tokenizer found; pass token ids (at a terminal: --prompt-ids 1,2,3)", str(self._file)
+            )
+        return compat.optional("tokenizers", "text").Tokenizer.from_file(str(self._file))
+
+    @cached_property
+    def _settings(self) -> dict[str, Any]:
+        return {} if self.folder is None else read_json(self.folder / "tokenizer_config.json")
+
+    @cached_property
+    def template(self) -> str | None:
+        """The chat template: of chat_template.jinja, or else of tokenizer_config.json; None if there is none."""
+        if self.folder is None:
+            return getattr(self._given, "chat_template", None)
+        if (file := self.folder / "chat_template.jinja").is_file():
+            return file.read_text(encoding="utf-8")
+        found = self._settings.get("chat_template")
+        if isinstance(found, list):  # several, by name
+            found = {t.get("name"): t.get("template") for t in found}.get("default")
+        return found
+
+    def __str__(self) -> str:
+        source = type(self._given).__name__ if self._file is None else self._file.name
+        return f"{source}{', with a chat template' if self.template else ''}"
+
+    def encode(self, prompt: str | Sequence[Mapping[str, Any]], *, continues: bool = False) -> list[int]:
+        """The tokens of a text, or of a conversation by the chat template.
+
+        Args:
+            prompt: a text, or messages ``{"role": "user", "content": "..."}``.
+            continues: no special token begins the text, because it continues another.
+        """
+        special = isinstance(prompt, str) and not continues
+        text = prompt if isinstance(prompt, str) else self._rendered(prompt)
+        found = self.library.encode(text, add_special_tokens=special)
+        return [int(t) for t in getattr(found, "ids", found)]
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """The text of tokens, without special ones."""
+        return self.library.decode([int(t) for t in tokens], skip_special_tokens=True)
+
+    def _rendered(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The text of a conversation, which ends where the model answers."""
+        if self.template is None:
+            raise InputValueError(
+                "the prompt is a conversation, and there is no chat template (chat_template.jinja or "
+                "tokenizer_config.json beside the model): pass the text as the model was trained on it"
+            )
+        sandbox = compat.optional("jinja2.sandbox", "text")
+        environment = sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+        environment.globals |= {"raise_exception": _reject, "strftime_now": lambda form: datetime.now().strftime(form)}
+        # Marks what a model is trained on; nothing else follows from it.
+        template = re.sub(r"(\{%-?)\s*generation\s*(-?%\})", r"\1 if true \2", self.template)
+        template = re.sub(r"(\{%-?)\s*endgeneration\s*(-?%\})", r"\1 endif \2", template)
+        values = {n: _content(self._settings.get(n) or getattr(self._given, n, None) or "") for n in SPECIAL}
+        return environment.from_string(template).render(messages=messages, add_generation_prompt=True, **values)
+
+
+class Text:
+    """A text that is decoded while its tokens arrive.
+
+    Characters that need several tokens appear with the last of these. Decoding begins at tokens before the new ones,
+    the prompt's at first, because some tokenizers drop a space that begins a text.
+
+    Attributes:
+        text: the text so far, up to a stop string, which is included.
+        ended: whether a stop string has ended it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Iterable[int], stop: Sequence[str] = ()) -> None:
+        self._decode, self._stop = tokenizer.decode, stop
+        self._tokens = list(prompt)
+        self._before = self._decode(self._tokens)
+        self._new = len(self._tokens)
+        self.text, self.ended = "", False
+
+    def add(self, token: Any) -> str:
+        """The text that one more token adds."""
+        self._tokens.append(int(token))
+        return self._added(finished=False)
+
+    def rest(self) -> str:
+        """What the last tokens add, although their last character is incomplete."""
+        return self._added(finished=True)
+
+    def _added(self, finished: bool) -> str:
+        decoded = self._decode(self._tokens)
+        new = decoded[len(self._before) :]
+        if self.ended or not new or (new.endswith(UNFINISHED) and not finished):
+            return ""
+        self._tokens = self._tokens[self._new :]
+        self._new, self._before = len(self._tokens), self._decode(self._tokens)
+        start, self.text = len(self.text), self.text + new
+        found = [(self.text.find(s, max(0, start - len(s) + 1)), s) for s in self._stop]
+        if ends := [at + len(s) for at, s in found if at >= 0]:
+            self.text, self.ended = self.text[: min(ends)], True
+        return self.text[start:]
+
+
+def conversations(prompts: Any) -> tuple[list[Any], bool] | None:
+    """The texts and conversations that prompts consist of, and whether it is a single one; None for tokens.
+
+    >>> conversations("one"), conversations(["one", "two"]), conversations([1, 2])
+    ((['one'], True), (['one', 'two'], False), None)
+    """
+    if isinstance(prompts, str) or _is_conversation(prompts):
+        return [prompts], True
+    if (
+        isinstance(prompts, list | tuple)
+        and prompts
+        and all(isinstance(p, str) or _is_conversation(p) for p in prompts)
+    ):
+        return list(prompts), False
+    return None
+
+
+def split_stop(stop: Any) -> tuple[list[str], Any]:
+    """The stop strings, and the other stop sequences; None for these if there are strings alone.
+
+    >>> split_stop("."), split_stop([2, "end"]), split_stop(())
+    ((['.'], None), (['end'], [2]), ([], ()))
+    """
+    every = [stop] if isinstance(stop, str) else stop
+    if not isinstance(every, list | tuple) or not any(isinstance(s, str) for s in every):
+        return [], stop
+    strings = [s for s in every if isinstance(s, str)]
+    if not all(strings):
+        raise InputValueError(f"stop is {stop!r}: an empty string ends every text")
+    return strings, [s for s in every if not isinstance(s, str)] or None
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if there is no file.
+
+    Raises:
+        ModelError: the file is not valid JSON.
+    """
+    try:
+        facts = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except ValueError as e:
+        raise ModelError(f"{file} is not valid JSON: {e}") from None
+    return facts if isinstance(facts, dict) else {}
+
+
+def _is_conversation(prompt: Any) -> bool:
+    return isinstance(prompt, list | tuple) and bool(prompt) and all(isinstance(m, Mapping) for m in prompt)
+
+
+def _content(token: Any) -> str:
+    """A special token's text; tokenizer_config.json may have it in a dict."""
+    return str(token.get("content", "") if isinstance(token, Mapping) else token)
+
+
+def _reject(message: str) -> None:
+    raise InputValueError(f"the chat template rejects the conversation: {message}")
+
+
+class Reader:
+    """Decodes the texts of a batch while their tokens arrive."""
+
+    def __init__(self, tokenizer: Tokenizer, prompts: Iterable[Iterable[int]], stop: Sequence[str] = ()) -> None:
+        self._texts = [Text(tokenizer, prompt, stop) for prompt in prompts]
+
+    @property
+    def ended(self) -> np.ndarray:
+        """bool[batch], the texts that a stop string has ended."""
+        return np.array([t.ended for t in self._texts])
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts so far."""
+        return [t.text for t in self._texts]
+
+    def add(self, tokens: np.ndarray, live: np.ndarray) -> list[str]:
+        """What the next token of each text adds; nothing where ``live`` is False."""
+        return [t.add(token) if on else "" for t, token, on in zip(self._texts, tokens, live, strict=True)]
+
+    def read(self, texts: Iterable[Iterable[int]]) -> None:
+        """Reads all tokens of each text."""
+        for text, tokens in zip(self._texts, texts, strict=True):
+            for token in tokens:
+                text.add(token)
+
+    def rest(self) -> list[str]:
+        """What is left of each text at its end."""
+        return [t.rest() for t in self._texts]
