@@ -116,10 +116,7 @@ class Model(Views, Exports):
         x32 = compat.in_32_bits()
         with compat.enable_x64():
             values, key = equal_arguments(self._mesh, "a call of the model", lambda: self._bind(args, named, rng))
-            own = {n: snapshot(v) for n, v in values.items()}  # the call may outlast the caller's arrays
-            results = self._call(own, key, x32, signature)
-            runtime.bind(signature, given, values, key)
-            return as_outputs(runtime.fields, results)
+            return as_outputs(runtime.fields, self._call(values, key, x32, signature, given))
 
     def run(self, output_names: str | Sequence[str] | None, feeds: Mapping[str, Any], *, rng: Any = None) -> list[Any]:
         """Run the model as onnxruntime's ``InferenceSession.run`` does: NumPy in, a list of NumPy out.
@@ -148,8 +145,7 @@ class Model(Views, Exports):
                     return bound, None if rng is None else arguments.as_key(rng)
 
                 given, key = equal_arguments(self._mesh, "a run of the model", bind)
-                results = self._call(given, key, x32, signature, as_numpy=True)
-                runtime.bind(signature, values, given, key)
+                results = self._call(given, key, x32, signature, values, as_numpy=True)
         found = [to_host(results[i]) for i in wanted]
         owned = bound is not None and bound.path != "host"  # compiled programs return arrays that share no memory
         return found if owned else unshared(found, feeds.values())
@@ -373,8 +369,18 @@ class Model(Views, Exports):
         return self.placement.mesh if self.placement else None
 
     def _call(
-        self, values: dict[str, Any], rng: Any, x32: bool, signature: Signature | None, as_numpy: bool = False
+        self,
+        values: dict[str, Any],
+        rng: Any,
+        x32: bool,
+        signature: Signature | None,
+        given: Sequence[Any],
+        as_numpy: bool = False,
     ) -> tuple[Any, ...]:
+        """The outputs for checked inputs, which were ``given`` with this signature; binds the next such call."""
+        checked = values
+        if not as_numpy:
+            values = {n: snapshot(v) for n, v in values.items()}  # the call may outlast the caller's arrays
         if rng is None and self.graph.draws:
             rng = jax.random.key(one_seed(self._mesh))
             if is_traced(values, rng, list(self._runtime.unchecked.values())):
@@ -389,9 +395,9 @@ class Model(Views, Exports):
             return evaluated
         padded, extents = buckets.pad(self.inputs, values, spec.bucket)
         with buckets.blaming_padding(extents), naming_their_node(self, padded, rng):
-            results = runtime.outputs(runtime.program, padded, rng, x32, as_numpy)
-        check_counts(results, spec.max_size)
-        results = buckets.unpad(self.outputs, results, extents)
+            outcome = runtime.run(runtime.program, padded, rng, x32, as_numpy)
+        check_counts(outcome.outputs, spec.max_size)
+        results = buckets.unpad(self.outputs, outcome.outputs, extents)
         if extents and not self.graph.draws and not is_traced(results):  # random numbers depend on the shape
             runtime.verify_padding(values, padded, results, extents, x32)
         compilations, traced = runtime.program.compilations, is_traced(values)
@@ -401,6 +407,8 @@ class Model(Views, Exports):
             runtime.structure.compared = compilations
             if not spec.max_size:
                 runtime.growth.note(self.graph, self.inputs, values)
+        if rng is None:
+            runtime.bind(signature, given, checked, outcome.bound)
         return results
 
 

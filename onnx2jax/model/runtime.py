@@ -21,7 +21,7 @@ from ..ir import analysis
 from ..ir.graph import Graph
 from ..ops.arrays import is_traced
 from ..proto.mapped import LAZY_BYTES, load
-from ..runtime.compile import RecompilationWarning
+from ..runtime.compile import Outcome, RecompilationWarning
 from ..runtime.dispatch import BoundCall, Callee, Constants, Signature, signature, snapshot
 from ..runtime.memory import copied
 from ..runtime.params import DeviceParams
@@ -151,29 +151,32 @@ class Runtime:
         for name, value in self.params.placed().items():
             check_readable(f"parameter {name!r}", value)
 
-    def bind(self, key: Signature | None, arguments: Sequence[Any], bound: Mapping[str, Any], rng: Any) -> None:
-        """Add a call to the dispatch cache, if the full path did nothing but run one compiled program.
+    def bind(
+        self, key: Signature | None, arguments: Sequence[Any], values: Mapping[str, Any], bound: BoundCall | None
+    ) -> None:
+        """Add a call without random key to the dispatch cache, if nothing but its compiled programs has to run again.
 
         Args:
             key: its signature.
             arguments: the caller's arguments, unchecked.
-            bound: the checked inputs by name, in the same order.
-            rng: its random key.
+            values: the checked inputs by name, in the same order.
+            bound: the one program that ran; None if there were several, or host nodes.
         """
         spec, program = self.spec, self.program
-        if key is None or rng is not None or not isinstance(program, Program) or compat.watches():
+        if key is None or not isinstance(program, Program) or compat.watches():
             return
         if spec.graph.draws or spec.bucket or spec.max_size or spec.placement is not None:
             return
-        if tuple(bound) != key.inputs:
+        if tuple(values) != key.inputs:
             return
-        converted = list(map(_conversion, bound, arguments, bound.values()))
-        if not all(a is b or f for a, b, f in zip(arguments, bound.values(), converted, strict=True)):
+        converted = list(map(_conversion, values, arguments, values.values()))
+        if not all(a is b or f for a, b, f in zip(arguments, values.values(), converted, strict=True)):
             return
-        call = program.bound_call(bound, self.params, self.constants, as_numpy=key.as_numpy)
-        if call is not None:
+        if bound is None and not program.is_single:
+            bound = program.host_call(values, self.params, self.constants, as_numpy=key.as_numpy)
+        if bound is not None:
             key = key._replace(callee=self._current(program), device=self.params.device)
-            self.params.bound[key] = _from_arguments(call, list(bound), arguments, converted, key.as_numpy)
+            self.params.bound[key] = _from_arguments(bound, list(values), arguments, converted, key.as_numpy)
 
     def _current(self, program: Program) -> Callee:
         """The callee of the current partition of the graph."""
@@ -183,15 +186,15 @@ class Runtime:
 
     # ------------------------------------------------------------------------------------------- the full path
 
-    def outputs(
+    def run(
         self, program: Program | Pipeline, values: Mapping[str, Any], rng: Any, x32: bool, as_numpy: bool = False
-    ) -> tuple[Any, ...]:
-        """The outputs of a program of this model."""
+    ) -> Outcome:
+        """A call of a program of this model."""
         placement = self.spec.placement
         if placement is not None:
             values, rng = placement.put_inputs(values), placement.put_replicated(rng)
         try:
-            return program.outputs(values, self.params, self.constants, rng, x32=x32, as_numpy=as_numpy)
+            return program(values, self.params, self.constants, rng, x32=x32, as_numpy=as_numpy)
         except RuntimeError:
             self._check_params()
             raise
@@ -213,7 +216,7 @@ class Runtime:
         def compiled() -> None:
             if compat.trace_context() == key.configuration:  # otherwise the caller's thread compiles
                 with compat.enable_x64():
-                    self.outputs(program, own, None, False, as_numpy)
+                    self.run(program, own, None, False, as_numpy)
 
         context = Context(params, None, spec.settings)
         results = self.background.evaluated(kind, spec.graph, known, context, compiled)
@@ -252,10 +255,10 @@ class Runtime:
 
         def run(graph: Graph, values: dict[str, Any]) -> tuple[Any, ...]:
             program = plain if graph is spec.graph else program_of(graph, spec.settings, spec.placement)
-            return self.outputs(program, values, None, x32)
+            return self.run(program, values, None, x32).outputs
 
         def call(padded: dict[str, Any]) -> tuple[Any, ...]:
-            return buckets.unpad(spec.outputs, self.outputs(self.program, padded, None, x32), extents)
+            return buckets.unpad(spec.outputs, self.run(self.program, padded, None, x32).outputs, extents)
 
         if buckets.verify_padding(spec.graph, run, call, values, padded, results, extents):
             self._unpadded[names] = None

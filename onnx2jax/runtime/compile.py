@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -16,15 +16,13 @@ from .. import compat
 from ..errors import KnownValueError
 from ..eval.interpreter import ConstantOutput, Context, Settings, evaluate, with_constants
 from ..eval.layers import Rolling
-from ..eval.values import computed, is_jax, to_device, to_host, unaliased, without_arrays
-from ..ir import analysis
+from ..eval.values import computed, is_jax, to_device, unaliased, without_arrays
 from ..ir.fingerprint import fingerprint
-from ..ir.graph import Graph, Node
+from ..ir.graph import Graph
 from ..jaxpr.const_eval import Unfoldable
 from ..jaxpr.pipeline import Passes
-from ..limits import BY_VALUE, LARGEST_CONSTANT, MOST_VALUES
+from ..limits import LARGEST_CONSTANT
 from ..ops.arrays import is_traced
-from ..ops.registry import Operator
 from ..proto.immutable import owned
 from .dispatch import BoundCall, Callee, Constants, Signature, signature
 from .executable import Executable
@@ -34,10 +32,21 @@ from .output_sizes import refuse_outputs_beyond_memory
 from .params import DeviceParams, device_of, is_cpu
 from .program_cache import Store
 from .sections import Sections
+from .specialise import NeedsHost, Specialisation
 
 
 class RecompilationWarning(UserWarning):
     """A program is compiled again and again, because its inputs come in ever new shapes or values."""
+
+
+class Outcome(NamedTuple):
+    """What a call of a graph returned."""
+
+    outputs: tuple[Any, ...]
+    fixed: Collection[str] = frozenset()
+    """The outputs that follow from shapes alone."""
+    bound: BoundCall | None = None
+    """The bound call that served it, if that is a call of one program with these inputs and nothing more."""
 
 
 class Subprogram:
@@ -45,7 +54,7 @@ class Subprogram:
 
     Attributes:
         graph: a whole graph, or a partition that captures what the others compute.
-        specialised: names of what it captures whose values are part of the signature.
+        specialisation: the inputs whose values are part of the signature.
         layers: the repeated layers of the graph, if they are evaluated as loops.
         executables: its optimised programs, shared by all parameters of the same types.
         compiles, seconds: how often it was compiled, or read from ``cache_dir``, and how long that took; callers'
@@ -55,14 +64,10 @@ class Subprogram:
     def __init__(self, graph: Graph, settings: Settings, *, chosen: Collection[str] = ()) -> None:
         """``chosen`` are inputs whose values a caller chooses, unlike a loop's counter."""
         self.graph, self.settings = graph, settings
-        self.specialised: set[str] = set()
+        self.specialisation = Specialisation(graph, chosen)
         self.layers = Rolling.of(settings.scan_layers)
         self.executables: dict[Signature, Executable | Sections] = {}
         self.compiles, self.seconds = 0, 0.0
-        self._chosen = frozenset(chosen)
-        self._seen: dict[str, set[str]] = {}
-        self._deciding: dict[Node, set[str]] = {}
-        """Inputs specialised on because a control-flow node needs their value."""
         self._jitted = Jitted(self._jit)
         self._keys = dict.fromkeys(g.key(n) for g in graph.walk() for n in g.initializers)
         whole = graph.extracted_from or graph
@@ -94,8 +99,8 @@ class Subprogram:
         *,
         x32: bool = False,
         as_numpy: bool = False,
-    ) -> tuple[tuple[Any, ...], set[str]]:
-        """The graph's outputs, and the names of those that follow from shapes alone.
+    ) -> Outcome:
+        """A call of the graph.
 
         Args:
             scope: values by name, of which it takes those that it reads; tracers when the caller transforms the model.
@@ -106,49 +111,36 @@ class Subprogram:
             x32: a caller transforms the model in 32-bit mode.
             as_numpy: results as NumPy arrays where that is faster.
         """
+        reads = {n: scope[n] for n in self._reads if n in scope}
         caller_traces = False
-        while True:
-            pinned, rest = self._divided(scope, fixed)
+        while True:  # once more for each set of inputs whose values a node turns out to need
+            pinned, rest = self.specialisation.divided(reads, fixed)
             own = constants.with_inputs(pinned, caller_traces)
             key, leaves = self._signed(rest, rng, params, own, x32, as_numpy)
-            if key is not None and (bound := params.bound.get(key)) is not None:  # type: ignore[attr-defined]
-                return self._unflattened(bound, bound.call(leaves))
-            self._refuse_host_types(rest)
-            if self._deciding and not is_traced(rest, self._own_params(params), rng):
-                self._refuse_many_values(pinned)
+            bound: BoundCall | None = params.bound.get(key) if key is not None else None  # type: ignore[attr-defined]
+            if bound is not None:
+                return self._outcome(bound, leaves, pinned.keys() <= {*fixed})
+            self.specialisation.check_types(rest)
+            if self.specialisation.deciding and not is_traced(rest, self._own_params(params), rng):
+                self.specialisation.check_values(pinned)
             before, start = self.compiles, time.perf_counter()
             try:
                 if key is not None and isinstance(params, DeviceParams):
-                    bound = self._bind(key, own, params, rest, rng, leaves)
-                    returned = self._unflattened(bound, bound.call(leaves))
+                    bound = self._compile(key, own, params, rest, rng, leaves)
+                    outcome = self._outcome(bound, leaves, pinned.keys() <= {*fixed})
                     params.bound[key] = bound
                 else:
-                    returned = self._unpacked(self._run(own, params, rest, rng, x32))
+                    outcome = self._unpacked(self._run(own, params, rest, rng, x32))
             except KnownValueError as e:
-                if caller_traces or not is_traced([rest[n] for n in self._sources(e, rest)]):
-                    self._learn(e, rest)
+                sources = self.specialisation.sources(e, rest)
+                if caller_traces or not is_traced([rest[n] for n in sources]):
+                    self.specialisation.learn(e, rest)
                 else:
                     caller_traces = True
                 continue
             if self.compiles > before:
                 self._count(time.perf_counter() - start, rest, pinned)
-            return returned
-
-    def bound_call(
-        self,
-        scope: Mapping[str, Any],
-        fixed: Collection[str],
-        params: DeviceParams,
-        constants: Constants,
-        as_numpy: bool,
-    ) -> BoundCall | None:
-        """The bound call that a call without a random key used; None if it ran several optimised programs."""
-        pinned, rest = self._divided(scope, fixed)
-        if self.specialised & rest.keys() or self.specialised & pinned.keys() - set(fixed):
-            return None  # the caller's signature does not hold these values
-        key, _ = self._signed(rest, None, params, constants.with_inputs(pinned), False, as_numpy)
-        bound = None if key is None else params.bound.get(key)
-        return bound if bound is not None and bound.structure is None else None
+            return outcome
 
     def _signed(
         self,
@@ -173,7 +165,7 @@ class Subprogram:
             params.callees[own] = Callee(self.graph, self.settings, self._own_params(params.types), constants)
         return signature(params.callees[own], inputs, leaves, params.device, as_numpy), leaves
 
-    def _bind(
+    def _compile(
         self,
         key: Signature,
         constants: Constants,
@@ -240,28 +232,17 @@ class Subprogram:
                 store.write(entry, new)
         return executable
 
-    def _unflattened(self, bound: BoundCall, results: list[Any]) -> tuple[tuple[Any, ...], set[str]]:
-        """The outputs of a bound call, and the names of those that are constants."""
+    def _outcome(self, bound: BoundCall, leaves: list[Any], by_signature: bool) -> Outcome:
+        """What a bound call returns; ``by_signature``: the caller's signature holds all values it is specialised on."""
+        results = bound.call(leaves)
         if bound.structure is None:
-            return tuple(results), set()
+            return Outcome(tuple(results), frozenset(), bound if by_signature else None)
         return self._unpacked(jax.tree.unflatten(bound.structure, results))
 
-    def _unpacked(self, results: list[Any]) -> tuple[tuple[Any, ...], set[str]]:
+    def _unpacked(self, results: list[Any]) -> Outcome:
         names = (v.name for v in self.graph.outputs)
-        constant = {n for n, r in zip(names, results, strict=True) if isinstance(r, ConstantOutput)}
-        return with_constants(results), constant
-
-    def _divided(
-        self, scope: Mapping[str, Any], fixed: Collection[str]
-    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Of the values that the graph reads, those that are part of the signature, and the others."""
-        reads = {n: scope[n] for n in self._reads if n in scope}
-        known = {n for n, v in reads.items() if n in fixed or (n in self.specialised and not is_traced(v))}
-        if not known:
-            return {}, reads
-        return {n: np.asarray(to_host(reads[n])) for n in reads if n in known}, {
-            n: v for n, v in reads.items() if n not in known
-        }
+        constant = frozenset(n for n, r in zip(names, results, strict=True) if isinstance(r, ConstantOutput))
+        return Outcome(with_constants(results), constant)
 
     def _run(
         self, constants: Constants, params: Mapping[str, Any], values: dict[str, Any], rng: Any, x32: bool
@@ -295,11 +276,9 @@ class Subprogram:
     def _count(self, seconds: float, values: Mapping[str, Any], pinned: Mapping[str, np.ndarray]) -> None:
         """Record the time and the shapes of a compilation; warn when there are too many."""
         self.seconds += seconds
-        for name, value in (*values.items(), *pinned.items()):
-            said = value.tolist() if name in pinned else jax.tree.map(np.shape, value)
-            self._seen.setdefault(name, set()).add(str(said))
+        self.specialisation.note(values, pinned)
         if self.compiles == self.settings.warn_after + 1:
-            name, shapes = max(self._seen.items(), key=lambda item: len(item[1]))
+            name, shapes = max(self.specialisation.seen.items(), key=lambda item: len(item[1]))
             what = "values" if name in pinned else "shapes"
             warnings.warn(
                 f"{self.graph.name!r} was compiled {self.compiles} times ({self.seconds:.1f} s so far): {name!r} came "
@@ -310,62 +289,10 @@ class Subprogram:
                 stacklevel=2,
             )
 
-    def _refuse_host_types(self, values: Mapping[str, Any]) -> None:
-        """Move nodes that read strings, maps or floats of 6 bits to the host."""
-        foreign = {n for n, v in values.items() if not is_jax(v)}
-        if foreign:
-            readers = [node for node in self.graph.nodes if foreign.intersection(node.reads)]
-            kinds = {without_arrays(values[n]) for n in foreign}
-            verb = "hold" if len(foreign) > 1 else "holds"
-            reason = f"{', '.join(map(repr, sorted(foreign)))} {verb} {' and '.join(sorted(kinds))}"
-            raise NeedsHost(readers, reason)
-
-    def _refuse_many_values(self, pinned: Mapping[str, np.ndarray]) -> None:
-        for node, names in self._deciding.items():
-            for name in names & pinned.keys() & self._seen.keys():
-                seen = self._seen[name]
-                if len(seen) >= MOST_VALUES and str(pinned[name].tolist()) not in seen:
-                    raise NeedsHost(
-                        [node], f"{name!r}, which decides {node.op_type} {node.name!r}, comes in many values"
-                    )
-
-    def _learn(self, error: KnownValueError, values: Mapping[str, Any]) -> None:
-        """Specialise on small inputs that a node needs, or partition the graph at the node."""
-        node = error.node
-        assert node is not None
-        found = self._sources(error, values)
-        small = {n for n in found if not is_traced(values[n]) and is_small(values[n])}
-        # Each value costs a compilation: worth it for what a caller chooses, and before heavy work.
-        chosen = small if isinstance(node.target, Operator) and node.target.heavy else small & self._chosen
-        if chosen and (node.graphs or chosen == found):
-            self.specialised |= chosen
-            if node.graphs:
-                self._deciding.setdefault(node, set()).update(chosen)
-            return
-        names = " or ".join(map(repr, error.values[:3]))
-        raise NeedsHost([node], f"{node.op_type} {node.name!r} needs the value of {names}") from error
-
-    def _sources(self, error: KnownValueError, values: Mapping[str, Any]) -> set[str]:
-        """The inputs from which the needed values are computed."""
-        return analysis.sources(self.graph.nodes, error.values) & values.keys()
-
-
-class NeedsHost(Exception):
-    """Some nodes have to run on the host."""
-
-    def __init__(self, nodes: list[Node], reason: str) -> None:
-        super().__init__(reason)
-        self.nodes, self.reason = nodes, reason
-
 
 def _copies(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Copies: JAX caches 64-bit constants by identity, and would reuse them in a caller's jit in 32-bit mode."""
     return {n: a.copy() for n, a in arrays.items()}
-
-
-def is_small(value: Any) -> bool:
-    """Whether a value is small enough to specialise on: a shape, axes, a count, scales."""
-    return getattr(value, "ndim", 2) <= 1 and value.size <= BY_VALUE and value.dtype != object
 
 
 def _is_constant(value: Any) -> bool:

@@ -27,11 +27,12 @@ from ..ops.registry import PADDED, resolve
 from ..proto.dtypes import FLOAT6
 from ..proto.types import ValueInfo
 from .class_labels import with_label_lookups
-from .compile import NeedsHost, Subprogram, is_small
+from .compile import Outcome, Subprogram
 from .cut import is_heavy, partitioned
 from .dispatch import BoundCall, Constants, is_wide, with_x64
 from .host_fusion import FEW_CALLS, fused
 from .host_plan import Step, body_of, host_steps, precomputed, typed_step
+from .specialise import NeedsHost, is_small
 from .string_codes import with_string_codes
 
 
@@ -61,7 +62,7 @@ class Program:
         """The host nodes as steps, by partitioned graph."""
         self._partition()
 
-    def outputs(
+    def __call__(
         self,
         values: Mapping[str, Any],
         params: Mapping[str, Any],
@@ -71,8 +72,8 @@ class Program:
         *,
         x32: bool = False,
         as_numpy: bool = False,
-    ) -> tuple[Any, ...]:
-        """The outputs of the graph.
+    ) -> Outcome:
+        """A call of the graph.
 
         Args:
             values: inputs and captured values by name; tracers when the caller transforms the model.
@@ -85,40 +86,34 @@ class Program:
         """
         values = {**values, **constants.inputs}
         if is_traced(list(values.values()), rng, given):
-            return self._inside_transformation(values, params, constants, rng, x32)
+            return Outcome(self._inside_transformation(values, params, constants, rng, x32))
         while True:
             parts = self.partitioned  # another thread may partition the graph anew meanwhile
             try:
-                results = self._evaluated(parts, values, params, constants, rng, as_numpy=as_numpy)
+                outcome = self._evaluated(parts, values, params, constants, rng, as_numpy=as_numpy)
             except NeedsHost as cut:
                 if {n for n in parts.nodes if body_of(n) is None}.issuperset(cut.nodes):  # and it did not help
                     raise cut.__cause__ or KnownValueError(cut.reason) from None
                 self.reasons.update(dict.fromkeys(cut.nodes, cut.reason))
                 self._partition()
                 continue
-            refuse_special_values(parts.outputs, results)
-            return results
+            refuse_special_values(parts.outputs, outcome.outputs)
+            return outcome
 
-    def bound_call(
-        self, values: Mapping[str, Any], params: Any, constants: Constants, *, as_numpy: bool = False
+    def outputs(self, *args: Any, **options: Any) -> tuple[Any, ...]:
+        """The outputs of a call."""
+        return self(*args, **options).outputs
+
+    def host_call(
+        self, values: Mapping[str, Any], params: Mapping[str, Any], constants: Constants, *, as_numpy: bool
     ) -> BoundCall | None:
-        """The bound call that a call of ``outputs`` without a random key used, for the present ``partitioned``.
+        """A bound call that runs partitions and host nodes as steps; None if a node needs more than its operands.
 
-        None if it ran several optimised programs, or host nodes that need more than their operands.
+        Args:
+            values: those of a call that was made; what follows from their shapes is computed once.
+            params, constants, as_numpy: as for a call.
         """
         parts = self.partitioned
-        if (body := self._single(parts)) is None:
-            return self._host_call(parts, values, params, constants, as_numpy)
-        values, fixed = {**values, **constants.inputs}, constants.inputs.keys()
-        bound = self._subprogram(body).bound_call(values, fixed, params, constants, as_numpy)
-        if bound is None or bound.path == "numpy" or not any(is_wide(values[n]) for n in bound.names):
-            return bound
-        return bound._replace(call=with_x64(bound.call))
-
-    def _host_call(
-        self, parts: Graph, values: Mapping[str, Any], params: Mapping[str, Any], constants: Constants, as_numpy: bool
-    ) -> BoundCall | None:
-        """A bound call that runs on the host, as steps; values computed from shapes are cached."""
         if parts not in self._host_steps:
             self._host_steps = {parts: host_steps(parts, Context({}, None, self.settings))}
         bound = self._host_steps[parts]
@@ -178,6 +173,11 @@ class Program:
         return all(map(body_of, self.partitioned.nodes))
 
     @property
+    def is_single(self) -> bool:
+        """Whether calls run one compiled program, and nothing on the host."""
+        return self._single(self.partitioned) is not None
+
+    @property
     def compilations(self) -> int:
         """Programs compiled so far, subgraphs of nodes included."""
         return sum(compiled.compiles for compiled in self._everything())
@@ -192,14 +192,14 @@ class Program:
     @property
     def specialised(self) -> set[str]:
         """Inputs whose values are part of the signature."""
-        return set().union(*(compiled.specialised for compiled in self._everything()))
+        return set().union(*(compiled.specialisation.names for compiled in self._everything()))
 
     def rows(self) -> list[tuple[str, str, str, str, str]]:
         """For each partition: where it runs, its nodes, why it ends there, compilations and their seconds."""
         rows = []
         for body, nodes in self.stages():
             inside = [c for n in nodes for c in self._inside(n)] if body is None else [self._subprogram(body)]
-            by_value = sorted(set().union(*(c.specialised for c in inside)))
+            by_value = sorted(set().union(*(c.specialisation.names for c in inside)))
             reasons = _alike([self.reasons[n] for n in nodes if n in self.reasons])
             fixed = f"by value: {', '.join(by_value)}" if body and by_value else ""
             rolled = [note for c in inside if c.layers is not None for note in c.layers.notes(c.graph)]
@@ -261,20 +261,26 @@ class Program:
         rng: Any,
         x32: bool = False,
         as_numpy: bool = False,
-    ) -> tuple[Any, ...]:
+    ) -> Outcome:
         if (body := self._single(parts)) is not None:
             fixed = constants.inputs.keys()
-            return self._subprogram(body)(values, fixed, params, constants, rng, x32=x32, as_numpy=as_numpy)[0]
+            outcome = self._subprogram(body)(values, fixed, params, constants, rng, x32=x32, as_numpy=as_numpy)
+            bound = outcome.bound
+            if bound is not None and bound.path != "numpy" and any(is_wide(values[n]) for n in bound.names):
+                bound = bound._replace(call=with_x64(bound.call))
+            return Outcome(outcome.outputs, bound=bound)
         host = _Host(self, values, params, constants, as_numpy, x32)
         results = evaluate(parts, values, Context({**params, **constants.params}, rng, self.settings, host=host))
-        return tuple(unaliased(results, (params[k] for k in map(parts.key, parts.initializers) if k in params)))
+        return Outcome(
+            tuple(unaliased(results, (params[k] for k in map(parts.key, parts.initializers) if k in params)))
+        )
 
     def _inside_transformation(
         self, values: Mapping[str, Any], params: Mapping[str, Any], constants: Constants, rng: Any, x32: bool
     ) -> tuple[Any, ...]:
         """The outputs inside a caller's jit, grad or vmap, which only a single program can join."""
         try:
-            results = self._evaluated(self._whole, values, params, constants, rng, x32)
+            results = self._evaluated(self._whole, values, params, constants, rng, x32).outputs
         except NeedsHost as cut:
             if isinstance(cut.__cause__, KnownValueError):
                 found = analysis.sources(self.graph.nodes, cut.__cause__.values) & {v.name for v in self.graph.inputs}
@@ -327,6 +333,8 @@ class _Host:
         self._to_host, self._x32 = as_numpy, x32
         self._fixed = set(constants.inputs)
         """Names of values that follow from shapes alone and may be compile-time constants."""
+        self._bound: dict[Graph, BoundCall] = {}
+        """The bound calls of partitions, where one was all that ran."""
 
     def run_graph(self, graph: Graph, named: Mapping[str, Any], around: Mapping[str, Any], rng: Any) -> tuple[Any, ...]:
         programs = self._program._inner
@@ -342,21 +350,18 @@ class _Host:
             return evaluate(graph, {}, Context(params, rng, self._program.settings, host=self), scope)
         given = {n: scope[n] for n in graph.captures}
         given |= {n: self._values[n] for n in graph.initializers if n in self._values}
-        results, fixed = program(
-            given, self._fixed, self._params, self._constants, rng, x32=self._x32, as_numpy=self._to_host
-        )
-        self._fixed |= fixed
-        return results
+        outcome = program(given, self._fixed, self._params, self._constants, rng, x32=self._x32, as_numpy=self._to_host)
+        self._fixed.update(outcome.fixed)
+        if outcome.bound is not None:
+            self._bound[graph] = outcome.bound
+        return outcome.outputs
 
     def bound_step(self, node: Node, graph: Graph, scope: Scope, plain: Step, inputs: Collection[str]) -> Step:
         """A step that calls a partition's program without its lookup, for arrays of the types in ``scope``."""
-        program = self._program._subprogram(graph)
-        given = {n: scope[n] for n in graph.captures}
-        if not self._to_host or self._fixed & given.keys() or not all(type(v) is np.ndarray for v in given.values()):
+        given, bound = {n: scope[n] for n in graph.captures}, self._bound.get(graph)
+        if not self._to_host or bound is None or not given.keys() >= set(bound.names):
             return plain
-        params: Any = self._params
-        bound = program.bound_call(given, (), params, self._constants, self._to_host)
-        if bound is None or not given.keys() >= set(bound.names):
+        if self._fixed & given.keys() or not all(type(v) is np.ndarray for v in given.values()):
             return plain
         return typed_step(bound.names, scope, bound.call, node.outputs, [plain], inputs)
 
@@ -389,14 +394,14 @@ class _Host:
             )
             graph = Graph(node.name, "", (), tuple(map(ValueInfo, outputs)), {}, (inside,))
             loop = Subprogram(graph, self._program.settings)
-            loop.specialised = analysis.static_names(graph) & {n for n, v in captured.items() if is_small(v)}
+            loop.specialisation.names = analysis.static_names(graph) & {n for n, v in captured.items() if is_small(v)}
             loops.setdefault(node, loop)
         loop = loops[node]
         if loop.compiles >= MOST_SHAPES:
             return None
         try:
-            results, _ = loop({**captured, **given}, (), self._params, self._constants, rng, as_numpy=True)
+            outcome = loop({**captured, **given}, (), self._params, self._constants, rng, as_numpy=True)
         except (NeedsHost, OnnxError):
             impossible.add(node)  # as the state grows, say
             return None
-        return tuple(map(to_host, results))
+        return tuple(map(to_host, outcome.outputs))

@@ -28,6 +28,7 @@ from ...eval.values import to_host
 from ...ir.graph import Graph, Node
 from ...ops.arrays import is_traced
 from ...proto.types import ValueInfo
+from ...runtime.compile import Outcome
 from ...runtime.dispatch import Constants
 from ...runtime.params import DeviceParams
 from ...runtime.partition import Program
@@ -90,6 +91,10 @@ class Pipeline:
             why = f"stage {segment.stage} on devices {devices}"
             rows += [(kind, n, f"{why}\n{more}".strip(), *rest) for kind, n, more, *rest in segment.program.rows()]
         return rows  # type: ignore[return-value]
+
+    def __call__(self, *args: Any, **options: Any) -> Outcome:
+        """A call, as of a Program."""
+        return Outcome(self.outputs(*args, **options))
 
     def outputs(
         self, values: Mapping[str, Any], params: Mapping[str, Any], known: Constants, rng: Any,

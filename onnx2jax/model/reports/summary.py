@@ -20,7 +20,7 @@ from ...ir.graph import Graph, Node
 from ...jaxpr.program import Equation, Program
 from ...proto.dtypes import HOST_ONLY
 from ...proto.types import TensorType, ValueInfo
-from ...runtime.compile import is_small
+from ...runtime.specialise import is_small
 from ...sharding.stages import Staged
 from ..calls.arguments import check_dims, named_dims
 from ..changes.parts import node_outputs, with_graph, with_outputs

@@ -26,7 +26,7 @@ from ...ir import analysis
 from ...ir.graph import Graph, Node, ancestors, descendants
 from ...ops.registry import Operator
 from ...proto.types import TensorType, ValueInfo
-from ...runtime.compile import is_small
+from ...runtime.specialise import is_small
 from ..changes.parts import node_outputs, with_graph
 from ..changes.rebatch import group_of
 from . import ties
