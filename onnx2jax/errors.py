@@ -222,3 +222,27 @@ class LossError(OnnxError, TypeError):
 
 class TrainingFormError(OnnxError, ValueError):
     """A model cannot be trained as requested: no trainable parameters, or nodes without a training form."""
+
+
+class DeclarationWarning(UserWarning):
+    """An output has another element type, rank or fixed extent than the model declares (rule GR-18)."""
+
+
+class RecompilationWarning(UserWarning):
+    """A program is compiled again and again, because its inputs come in ever new shapes or values."""
+
+
+class ZeroGradientWarning(UserWarning):
+    """Trained weights get zero gradients, because every path to the outputs passes a rounding node."""
+
+
+class OptimizationWarning(UserWarning):
+    """A pass over a program failed, and the program runs without it: right, but perhaps slower."""
+
+
+class DeviationWarning(UserWarning):
+    """The result follows ONNX, and other implementations, which may have produced the model, differ."""
+
+
+class ShardingWarning(UserWarning):
+    """Part of a requested placement was not applied; results are the same."""

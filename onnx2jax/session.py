@@ -17,6 +17,16 @@ from .model.convert import convert
 from .proto.dtypes import ELEMENT_TYPES, to_code
 from .proto.types import MapType, OptionalType, SequenceType, SparseTensorType, TensorType, ValueInfo
 
+__all__ = [
+    "ExecutionMode",
+    "GraphOptimizationLevel",
+    "InferenceSession",
+    "RunOptions",
+    "SessionOptions",
+    "get_available_providers",
+    "get_device",
+]
+
 PROVIDER: Final = "JaxExecutionProvider"
 
 
@@ -48,7 +58,7 @@ class SessionOptions:
         graph_optimization_level: ``ORT_DISABLE_ALL`` is ``convert(..., optimize=False)``.
 
     >>> import onnx2jax
-    >>> options = onnx2jax.SessionOptions()
+    >>> options = onnx2jax.session.SessionOptions()
     >>> options.intra_op_num_threads = 1
     >>> options.add_free_dimension_override_by_name("batch", 8)
     """
@@ -71,7 +81,7 @@ class SessionOptions:
         Raises:
             UnsupportedError: always, with the alternative.
         """
-        raise UnsupportedError(f"{path} holds machine code for onnxruntime: write its operators with onnx2jax.op")
+        raise UnsupportedError(f"{path} holds machine code for onnxruntime: write its operators with onnx2jax.ops.op")
 
     def _options(self) -> dict[str, Any]:
         """The keywords of ``convert``."""
@@ -125,7 +135,7 @@ class InferenceSession:
         model: the Model, for ``grad``, ``vmap``, and arrays that stay on their device.
 
     >>> import numpy as np, onnx2jax
-    >>> session = onnx2jax.InferenceSession(onnx2jax.demo_model(), providers=["CPUExecutionProvider"])
+    >>> session = onnx2jax.session.InferenceSession(onnx2jax.demo_model(), providers=["CPUExecutionProvider"])
     >>> session.get_inputs()[0]
     NodeArg(name='image', shape=['batch', 1, 8, 8], type='tensor(float)')
     >>> (logits,) = session.run(None, {"image": np.zeros((2, 1, 8, 8), np.float32)})
@@ -161,7 +171,7 @@ class InferenceSession:
         if ignored and not InferenceSession._warned:
             InferenceSession._warned = True
             warnings.warn(
-                f"onnx2jax.InferenceSession ignores {', '.join(ignored)}: JAX runs the model on "
+                f"onnx2jax.session.InferenceSession ignores {', '.join(ignored)}: JAX runs the model on "
                 f"{jax.default_backend()}. To choose devices: jax.default_device, or InferenceSession(..., mesh=mesh)",
                 stacklevel=3,
             )

@@ -66,7 +66,7 @@ FIXES: Final = {
     "MV-02": "Update onnx2jax, or export for an older version",
     "MV-03": "Import the operator sets in use; there are no imports below IR 3",
     "MV-04": "Give the model a graph, and the graph a name",
-    "MV-10": "Register the operator with @onnx2jax.op before converting",
+    "MV-10": "Register the operator with @onnx2jax.ops.op before converting",
     "MV-12": "Pass a file that holds an ONNX model",
     "MV-16": "Set ir_version to the version that introduced the field",
     "ND-03": "Name the operand",

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from .. import compat
-from ..errors import KnownValueError, OnnxError, OperatorError, RandomKeyError, UnsupportedError
+from ..errors import DeviationWarning, KnownValueError, OnnxError, OperatorError, RandomKeyError, UnsupportedError
 from ..ir.graph import Function, Node
 from ..ir.signatures import type_mismatch, type_of_array
 from ..ops.arrays import is_known, is_string, is_traced
@@ -162,10 +162,6 @@ def _bound(node: Node) -> str:
     if node.domain or resolve(PADDED, node.op_type, 1) is None:
         return ""
     return f"; or bound the result: convert(..., max_size={{{node.name!r}: n}})"
-
-
-class DeviationWarning(UserWarning):
-    """The result follows ONNX, and other implementations, which may have produced the model, differ."""
 
 
 def warn(node: Node, warned: set[str], text: str) -> None:

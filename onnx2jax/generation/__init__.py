@@ -7,3 +7,25 @@
 - ``loop``, ``beam``, ``speculative``: compiled decoding loops; ``sampling``: how the next token is chosen;
   ``program_folder``: compiled programs in ``cache_dir``.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ..lazy import exports
+
+if TYPE_CHECKING:
+    from .beam import Beams
+    from .results import Generation
+
+__all__ = [
+    "Beams",
+    "Generation",
+]
+
+_MODULES: Final = {
+    "Beams": "beam",
+    "Generation": "results",
+}
+
+__getattr__, __dir__ = exports(__name__, _MODULES)

@@ -167,7 +167,7 @@ def unsupported_error(unsupported: Iterable[Unsupported]) -> UnsupportedOperator
     return UnsupportedOperatorError(
         f"{len(groups)} operator{'s of the model are' if len(groups) > 1 else ' of the model is'} unsupported:\n"
         + "\n".join(lines)
-        + f"\nTo add one:\n  @onnx2jax.op({name!r}, domain={domain!r}, since={opset})\n"
+        + f"\nTo add one:\n  @onnx2jax.ops.op({name!r}, domain={domain!r}, since={opset})\n"
         "  def f(x, *, attribute=1.0): ...\nbefore calling convert."
     )
 

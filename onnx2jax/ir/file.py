@@ -90,7 +90,7 @@ def read(source: Any, **reading: Unpack[Reading]) -> OnnxFile:
         operator_sets: operator set documents (paths, bytes, binary files). An operator that one of them declares
             with a body needs no Python code. Of several versions of one domain the newest not above the imported one
             applies. The first of these implements an operator: ONNX's own here, a function in the model, a function
-            registered with ``onnx2jax.op``, a document.
+            registered with ``onnx2jax.ops.op``, a document.
         verify_checksums: compare external data with the checksums stored in the file; reads all of it.
 
     Raises:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 from .. import compat, debug
-from ..errors import InputTypeError, InputValueError
+from ..errors import InputTypeError, InputValueError, OptimizationWarning
 from .passes.any.dequantize import multiply_integers
 from .passes.any.fold_batchnorm import fold
 from .passes.any.hoist_params import SplitProgram, hoist, without_hoisting
@@ -26,10 +26,6 @@ from .passes.cpu.prevent_recompute import materialise_shared
 from .passes.cpu.unroll_loops import unroll_loops
 from .passes.training.train_conv import training_rules
 from .program import Branch, Program, branch_for
-
-
-class OptimizationWarning(UserWarning):
-    """A pass over a program failed, and the program runs without it: right, but perhaps slower."""
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from jax.sharding import Mesh, PartitionSpec
 from ..checker.check import check_message
 from ..checker.types import check_types
 from ..errors import (
+    DeviationWarning,
     InputTypeError,
     ModelError,
 )
-from ..eval.node_errors import DeviationWarning
 from ..ir import binding, loops
 from ..ir.file import Reading, check_keywords, opened
 from ..ir.graph import Imported

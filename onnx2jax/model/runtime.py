@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from .. import compat, debug
+from ..errors import RecompilationWarning
 from ..eval.interpreter import Context
 from ..eval.node_errors import refuse_special_values
 from ..eval.values import are_maps, to_device, to_host
@@ -21,7 +22,7 @@ from ..ir import analysis
 from ..ir.graph import Graph
 from ..ops.arrays import is_traced
 from ..proto.mapped import LAZY_BYTES, load
-from ..runtime.compile import Outcome, RecompilationWarning
+from ..runtime.compile import Outcome
 from ..runtime.dispatch import BoundCall, Callee, Constants, Signature, signature, snapshot
 from ..runtime.memory import copied
 from ..runtime.params import DeviceParams

@@ -9,6 +9,10 @@ if __name__ != "onnx2jax.ops":
     # Imported through the symbolic link at the top of the repository, every operator would register twice.
     raise ImportError(f"import onnx2jax.ops, not {__name__}: the folder ops beside onnx2jax is a link for readers")
 
+from .registry import MayBeEmpty, Shaped, Static, op
+
+__all__ = ["MayBeEmpty", "Shaped", "Static", "op"]
+
 for _module in pkgutil.walk_packages(__path__, f"{__name__}."):
     importlib.import_module(_module.name)
 

@@ -340,7 +340,7 @@ def _registered(domain: str, name: str, since: int) -> Operator:
     if operator is None or operator.since != since:
         raise ValueError(
             f"the pickled model uses {domain or 'ai.onnx'}.{name} since opset {since}, which is not registered in this "
-            "process: register it with onnx2jax.op before loading the model"
+            "process: register it with onnx2jax.ops.op before loading the model"
         )
     return operator
 

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from .. import compat
-from ..errors import KnownValueError
+from ..errors import KnownValueError, RecompilationWarning
 from ..eval.interpreter import ConstantOutput, Context, Settings, evaluate, with_constants
 from ..eval.layers import Rolling
 from ..eval.values import computed, is_jax, to_device, unaliased, without_arrays
@@ -33,10 +33,6 @@ from .params import DeviceParams, device_of, is_cpu
 from .program_cache import Store
 from .sections import Sections
 from .specialise import NeedsHost, Specialisation
-
-
-class RecompilationWarning(UserWarning):
-    """A program is compiled again and again, because its inputs come in ever new shapes or values."""
 
 
 class Outcome(NamedTuple):

@@ -10,12 +10,12 @@ from typing import Any, Final
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ..errors import ShardingError
+from ..errors import ShardingError, ShardingWarning
 from ..ir.graph import Node
 from ..ops.arrays import is_traced
 from ..ops.registry import Operator, Shards
 from ..proto.devices import Sharding
-from .rules import Constraint, ShardingWarning, entries
+from .rules import Constraint, entries
 
 Axes = tuple[tuple[str, ...], ...]
 """For each split of a sharding, the mesh axes that it is over, outermost first."""

@@ -23,11 +23,6 @@ from ..ops.registry import Shards
 from .processes import together
 from .put import from_process, put, to_process
 
-
-class ShardingWarning(UserWarning):
-    """Part of a requested placement was not applied; results are the same."""
-
-
 Rules = Mapping[str, PartitionSpec]
 """fnmatch pattern over names -> the PartitionSpec of the arrays that match."""
 

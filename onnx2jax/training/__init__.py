@@ -10,3 +10,53 @@ Both are update functions of a state pytree, compiled and run by one engine.
 - ``modules``: a model as a flax or equinox module.
 - ``engine``, ``state``, ``checkpoint``, ``progress``: shared by all of them.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ..lazy import exports
+
+if TYPE_CHECKING:
+    from .artifacts import Artifacts, load_artifacts
+    from .checkpoint import Checkpoints, load_checkpoint, save_checkpoint
+    from .decoders import next_token_loss
+    from .finetune import FineTuning
+    from .lora import load_adapter
+    from .modules import to_equinox, to_nnx
+    from .packing import pack_texts
+    from .state import FineTuningState, TrainingState
+
+__all__ = [
+    "Artifacts",
+    "Checkpoints",
+    "FineTuning",
+    "FineTuningState",
+    "TrainingState",
+    "load_adapter",
+    "load_artifacts",
+    "load_checkpoint",
+    "next_token_loss",
+    "pack_texts",
+    "save_checkpoint",
+    "to_equinox",
+    "to_nnx",
+]
+
+_MODULES: Final = {
+    "Artifacts": "artifacts",
+    "Checkpoints": "checkpoint",
+    "FineTuning": "finetune",
+    "FineTuningState": "state",
+    "TrainingState": "state",
+    "load_adapter": "lora",
+    "load_artifacts": "artifacts",
+    "load_checkpoint": "checkpoint",
+    "next_token_loss": "decoders",
+    "pack_texts": "packing",
+    "save_checkpoint": "checkpoint",
+    "to_equinox": "modules",
+    "to_nnx": "modules",
+}
+
+__getattr__, __dir__ = exports(__name__, _MODULES)

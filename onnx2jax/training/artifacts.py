@@ -54,7 +54,7 @@ def load_artifacts(folder: str | os.PathLike[str], *, checkpoint: str = "checkpo
 
     ``training_model.onnx`` is not needed: JAX differentiates the evaluation model::
 
-        artifacts = onnx2jax.load_artifacts("artifacts")
+        artifacts = onnx2jax.training.load_artifacts("artifacts")
 
         def loss(params, x, labels):
             return artifacts.model.apply(params, x, labels)

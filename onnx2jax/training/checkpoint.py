@@ -63,8 +63,8 @@ def save_checkpoint(path: str | os.PathLike[str], state: Any, *, position: Any =
     >>> import jax, jax.numpy as jnp, tempfile, onnx2jax
     >>> state = {"w": jnp.arange(3.0), "key": jax.random.key(7)}
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = onnx2jax.save_checkpoint(f"{folder}/s.safetensors", state, position={"epoch": 2, "batch": 37})
-    ...     again, position = onnx2jax.load_checkpoint(path, state)
+    ...     path = onnx2jax.training.save_checkpoint(f"{folder}/s.safetensors", state, position={"batch": 37})
+    ...     again, position = onnx2jax.training.load_checkpoint(path, state)
     >>> position["batch"], bool((again["w"] == state["w"]).all()), bool(again["key"] == state["key"])
     (37, True, True)
     """
@@ -111,8 +111,8 @@ def load_checkpoint(path: str | os.PathLike[str], like: S) -> tuple[S, Any]:
     >>> import jax, numpy as np, tempfile, onnx2jax
     >>> like = {"w": jax.ShapeDtypeStruct((2,), np.float32)}
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = onnx2jax.save_checkpoint(f"{folder}/s.safetensors", {"w": np.ones(2, np.float32)})
-    ...     onnx2jax.load_checkpoint(path, like)
+    ...     path = onnx2jax.training.save_checkpoint(f"{folder}/s.safetensors", {"w": np.ones(2, np.float32)})
+    ...     onnx2jax.training.load_checkpoint(path, like)
     ({'w': Array([1., 1.], dtype=float32)}, None)
     """
     _check_path(path, "load_checkpoint(path, like)")
@@ -145,7 +145,7 @@ class Checkpoints:
 
     >>> import jax.numpy as jnp, tempfile, onnx2jax
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with onnx2jax.Checkpoints(folder, keep=2) as checkpoints:
+    ...     with onnx2jax.training.Checkpoints(folder, keep=2) as checkpoints:
     ...         for step in (10, 20, 30):
     ...             checkpoints.save(step, {"w": jnp.full(3, float(step))}, position={"batch": step})
     ...         state, position = checkpoints.load({"w": jnp.zeros(3)})

@@ -36,7 +36,7 @@ class NextTokenLoss:
 
     >>> import numpy as np, onnx2jax
     >>> logits = np.zeros((1, 3, 8), np.float32)
-    >>> round(float(onnx2jax.next_token_loss(logits, {"input_ids": np.array([[1, 5, 2]])})), 4)  # log(8)
+    >>> round(float(onnx2jax.training.next_token_loss(logits, {"input_ids": np.array([[1, 5, 2]])})), 4)  # log(8)
     2.0794
     """
 

@@ -356,7 +356,7 @@ def load_adapter(model: Model, path: str | os.PathLike[str]) -> Model:
     >>> state, _ = tuned.step(tuned.init(), {"image": np.ones((4, 1, 8, 8), np.float32)})
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = tuned.save_adapter(f"{folder}/adapter.safetensors", state)
-    ...     again = onnx2jax.load_adapter(model, path)
+    ...     again = onnx2jax.training.load_adapter(model, path)
     >>> all((again.params[name] == w).all() for name, w in tuned.to_model(state).params.items())
     True
     """

@@ -33,7 +33,7 @@ def to_nnx(model: Model, *, trainable: Any = None) -> Any:
         ImportError: flax is not installed.
 
     >>> import numpy as np, onnx2jax
-    >>> module = onnx2jax.to_nnx(onnx2jax.convert(onnx2jax.demo_model()))
+    >>> module = onnx2jax.training.to_nnx(onnx2jax.convert(onnx2jax.demo_model()))
     >>> module(np.zeros((1, 1, 8, 8), np.float32)).shape
     (1, 10)
     """
@@ -56,7 +56,7 @@ def to_equinox(model: Model, *, trainable: Any = None) -> Any:
         ImportError: equinox is not installed.
 
     >>> import numpy as np, onnx2jax
-    >>> module = onnx2jax.to_equinox(onnx2jax.convert(onnx2jax.demo_model()))
+    >>> module = onnx2jax.training.to_equinox(onnx2jax.convert(onnx2jax.demo_model()))
     >>> module(np.zeros((1, 1, 8, 8), np.float32)).shape
     (1, 10)
     """
@@ -92,7 +92,7 @@ def _nnx() -> Any:
     base: Any = nnx.Module
 
     class NnxModel(base):
-        """A Model as a flax.nnx module. Created by ``onnx2jax.to_nnx``."""
+        """A Model as a flax.nnx module. Created by ``onnx2jax.training.to_nnx``."""
 
         def __init__(self, model: Model, params: dict[str, Any]) -> None:
             self._static = _Static(model)
@@ -115,7 +115,7 @@ def _equinox() -> Any:
     base: Any = eqx.Module
 
     class EquinoxModel(base):
-        """A Model as an equinox module. Created by ``onnx2jax.to_equinox``."""
+        """A Model as an equinox module. Created by ``onnx2jax.training.to_equinox``."""
 
         params: dict[str, Any]
         static: _Static = eqx.field(static=True)

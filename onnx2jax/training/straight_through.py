@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from ..errors import TrainingFormError
+from ..errors import TrainingFormError, ZeroGradientWarning
 from ..ir.graph import Graph, Node
 from ..ops import qonnx
 from ..ops.cast import is_integer
@@ -22,10 +22,6 @@ from ..proto.dtypes import to_dtype
 from .form import PRIVATE, map_graphs
 
 ROUNDING: Final = {"QuantizeLinear", "DynamicQuantizeLinear", "Round", "Floor", "Ceil", "Sign"}
-
-
-class ZeroGradientWarning(UserWarning):
-    """Trained weights get zero gradients, because every path to the outputs passes a rounding node."""
 
 
 def _rounds(node: Node) -> bool:

@@ -18,8 +18,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import onnx2jax
-from onnx2jax import ShardingWarning
-from onnx2jax.errors import ShardingError
+from onnx2jax.errors import ShardingError, ShardingWarning
 from onnx2jax.sharding.rules import bytes_per_device
 from tests.support.cases import RELU, F, X, clean, parse, refused_when_strict, rule, rules_of, same, warned
 
@@ -687,7 +686,7 @@ x = np.ones((8, 4), np.float32)
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     model = onnx2jax.convert({str(tmp_path / "model.onnx")!r}, device_configuration="c")
-assert [w.category for w in caught] == [onnx2jax.ShardingWarning]
+assert [w.category for w in caught] == [onnx2jax.errors.ShardingWarning]
 assert "it needs 2 devices, there are 1" in str(caught[0].message)
 assert (model(x) == onnx2jax.convert({str(tmp_path / "model.onnx")!r})(x)).all()
 """

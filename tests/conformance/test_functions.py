@@ -91,7 +91,7 @@ def test_versions_of_function_and_model() -> None:
     text = "g (float[1, 2, 2] x) => (float[1, 2, 2] y) { y = l.f (x) }"
     old = parse(text + '\n<domain: "l", opset_import: ["" : 11]> f (a) => (r) { r = Softmax (a) }')
     # onnxruntime and the reference evaluator silently use the model's version.
-    with pytest.warns(onnx2jax.DeviationWarning, match="Softmax of opset 21, which the model imports"):
+    with pytest.warns(onnx2jax.errors.DeviationWarning, match="Softmax of opset 21, which the model imports"):
         function = refused_when_strict(old, "FN-06")
     np.testing.assert_allclose(function(np.ones((1, 2, 2), F)), np.full((1, 2, 2), 0.25))
 
@@ -116,7 +116,7 @@ def test_a_function_of_another_version(operator: str, version: int, deviates: bo
     with warnings.catch_warnings(record=True) as given:
         warnings.simplefilter("always")
         refused_when_strict(proto, "FN-06")
-    assert [w.category for w in given] == [onnx2jax.DeviationWarning] * deviates
+    assert [w.category for w in given] == [onnx2jax.errors.DeviationWarning] * deviates
     with pytest.raises(onnx.checker.ValidationError, match="FunctionOp imports version"):
         onnx.checker.check_model(proto)
 
@@ -280,7 +280,7 @@ def test_value_info_of_a_function_is_a_hint() -> None:
 
 @rule("FN-23")
 def test_the_body_of_a_function_is_what_runs() -> None:
-    onnx2jax.op("f", domain="l", replace=True)(lambda x: x * 100)
+    onnx2jax.ops.op("f", domain="l", replace=True)(lambda x: x * 100)
     same(run(parse(CALL + NEG), X), -X)
 
 

@@ -218,7 +218,7 @@ def plain(value: Any) -> Any:
 def test_every_kind_of_attribute(kind: str) -> None:
     seen = []
 
-    @onnx2jax.op("Look", domain="l")
+    @onnx2jax.ops.op("Look", domain="l")
     def look(x, *, a):  # type: ignore[no-untyped-def]
         seen.append(a)
         return x

@@ -32,7 +32,7 @@ from tests.support import official
 from tests.support.official import Case
 from tests.tables.official import BY_NUMPY, FAILS, NOT_IN_JIT, STAGED
 
-pytestmark = pytest.mark.filterwarnings("ignore::onnx2jax.DeviationWarning")  # of runtimes, from these very cases
+pytestmark = pytest.mark.filterwarnings("ignore::onnx2jax.errors.DeviationWarning")  # from these very cases
 
 Record = Callable[[str, object], None]
 UNTRACED = frozenset().union(*NOT_IN_JIT.values())

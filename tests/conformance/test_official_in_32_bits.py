@@ -19,7 +19,7 @@ from tests.support import emitters, official
 from tests.support.official import Case
 from tests.tables.official import NOT_IN_JIT
 
-pytestmark = pytest.mark.filterwarnings("ignore::onnx2jax.DeviationWarning")  # of runtimes, from these very cases
+pytestmark = pytest.mark.filterwarnings("ignore::onnx2jax.errors.DeviationWarning")  # from these very cases
 
 Feeds = dict[str, Any]
 FLOATS = (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64)

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, defs, helper
 
 import onnx2jax
-from onnx2jax import DeclarationWarning, DeviationWarning
+from onnx2jax.errors import DeclarationWarning, DeviationWarning
 from onnx2jax.ops import registry
 from tests.support.cases import MAIN, F, X, clean, parse, refused, refused_when_strict, rule, rules_of, same, warned
 from tests.tables import types
@@ -75,7 +75,7 @@ def test_types_without_a_meaning_are_refused(case: str) -> None:
 @rule("ND-09")
 def test_an_operator_of_the_users_own_takes_any_type(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry._OPERATORS, ("", "Not"), [])
-    onnx2jax.op("Not", replace=True)(lambda X: ~X)
+    onnx2jax.ops.op("Not", replace=True)(lambda X: ~X)
     assert onnx2jax.convert(parse(MEANINGLESS["not of a number"]))(np.int32([0, 1])).tolist() == [-1, -2]
 
 

@@ -11,8 +11,7 @@ import onnxruntime as ort
 import pytest
 
 import onnx2jax
-from onnx2jax import DeviationWarning
-from onnx2jax.errors import ModelError, UnsupportedError, UnsupportedOperatorError
+from onnx2jax.errors import DeviationWarning, ModelError, UnsupportedError, UnsupportedOperatorError
 from onnx2jax.proto.messages import OperatorSetProto
 from onnx2jax.proto.operator_sets import read_operator_set
 from tests.support.cases import (
@@ -93,7 +92,7 @@ def test_a_model_of_other_domains_alone_needs_no_default_domain() -> None:
 
 @rule("OR-06")
 def test_a_domain_that_is_not_imported_is_refused_though_it_is_known() -> None:
-    @onnx2jax.op("Known", domain="foo.bar", replace=True)
+    @onnx2jax.ops.op("Known", domain="foo.bar", replace=True)
     def known(x):  # type: ignore[no-untyped-def]
         return x
 
@@ -198,9 +197,9 @@ def test_operators_of_users_follow_the_same_rule() -> None:
         return run(parse(text, lambda m: m.opset_import.add(domain="foo.versions", version=version)), X).tolist()
 
     text = MAIN + " { y = foo.versions.Op (x) }"
-    onnx2jax.op("Op", domain="foo.versions", since=1, replace=True)(lambda x: x + 1)
+    onnx2jax.ops.op("Op", domain="foo.versions", since=1, replace=True)(lambda x: x + 1)
     assert result(1) == result(2) == result(5) == [0, 3]
-    onnx2jax.op("Op", domain="foo.versions", since=3, replace=True)(lambda x: x + 3)
+    onnx2jax.ops.op("Op", domain="foo.versions", since=3, replace=True)(lambda x: x + 3)
     assert result(1) == result(2) == [0, 3]
     assert result(3) == result(5) == [2, 5]
 
@@ -217,7 +216,7 @@ def test_withdrawn_experimental_operators() -> None:
 def test_built_in_operators_win_over_functions_of_the_default_domain_only() -> None:
     body = '\n<domain: "", opset_import: ["" : 21]> Relu (a) => (r) { r = Neg (a) }'
     same(run(parse(RELU + body), X), [0, 2])  # as in onnxruntime and the reference evaluator
-    onnx2jax.op("Mine", domain="l", replace=True)(lambda x: x * 100)
+    onnx2jax.ops.op("Mine", domain="l", replace=True)(lambda x: x * 100)
     body = '\n<domain: "l", opset_import: ["" : 21]> Mine (a) => (r) { r = Neg (a) }'
     same(run(parse(MAIN + " { y = l.Mine (x) }" + body), X), [1, -2])
 

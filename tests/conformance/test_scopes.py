@@ -173,7 +173,7 @@ def test_the_modes_of_loop() -> None:
     same(clean(parse(loop(stop)), np.int64(5), TRUE, X), X + 2)
     same(clean(parse(loop(stop, inputs='"", c, x')), np.int64(5), TRUE, X), X + 2)
     # Without a condition going in, the one coming out is ignored.
-    with pytest.warns(onnx2jax.DeviationWarning, match="onnxruntime ends the loop"):
+    with pytest.warns(onnx2jax.errors.DeviationWarning, match="onnxruntime ends the loop"):
         same(warned(parse(loop(stop, inputs='m, "", x')), "SC-13")(np.int64(5), TRUE, X), X + 5)
     endless = onnx2jax.convert(parse(loop(ADD_ONE, inputs='"", "", x')))
     with pytest.raises(OnnxError, match="without trip count and without condition never ends"):
@@ -222,7 +222,7 @@ def test_functions_are_called_from_branches_and_capture_their_own_scope() -> Non
 
 @rule("SC-17")
 def test_lists_of_graphs_are_closures_too() -> None:
-    @onnx2jax.op("Both", domain="l")
+    @onnx2jax.ops.op("Both", domain="l")
     def both(x, *, graphs):  # type: ignore[no-untyped-def]
         return sum((g()[0] for g in graphs), x)
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import onnx2jax
-from onnx2jax import DeclarationWarning
-from onnx2jax.errors import InputShapeError
+from onnx2jax.errors import DeclarationWarning, InputShapeError
 from tests.support.cases import RELU, F, X, clean, parse, refused_when_strict, rule, run, same
 
 TWO = "g (float[{0}] x, float[{1}] z) => (float[A] y) {{ y = Identity (x) }}"

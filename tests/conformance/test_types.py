@@ -241,8 +241,8 @@ def test_sparse_inputs_are_passed_as_dense_arrays() -> None:
 
 @rule("TY-20")
 def test_opaque_values_pass_between_operators_of_a_user() -> None:
-    onnx2jax.op("MakeKey", domain="l")(lambda _: jax.random.key(7))
-    onnx2jax.op("Draw", domain="l")(lambda k: jax.random.normal(k, (2,), F))
+    onnx2jax.ops.op("MakeKey", domain="l")(lambda _: jax.random.key(7))
+    onnx2jax.ops.op("Draw", domain="l")(lambda k: jax.random.normal(k, (2,), F))
     m = onnx2jax.convert(parse(MAIN + " { k = l.MakeKey (x)  y = l.Draw (k) }"))
     same(m(X), jax.random.normal(jax.random.key(7), (2,), F))
 

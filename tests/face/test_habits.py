@@ -111,7 +111,7 @@ Call = Callable[[Any], object]
 MISSPELT: dict[str, tuple[Call, str]] = {
     "keyword": (lambda _: onnx2jax.convert(mlp(), dim={}), "dims"),  # type: ignore[call-arg]
     "keyword of decoder": (lambda _: onnx2jax.decoder(mlp(), contekst=8), "context"),
-    "keyword of a session": (lambda _: onnx2jax.InferenceSession(mlp(), provider=[]), "providers"),  # type: ignore[arg-type]
+    "keyword of a session": (lambda _: onnx2jax.session.InferenceSession(mlp(), provider=[]), "providers"),  # type: ignore[arg-type]
     "keyword of TrainingModel": (lambda _: onnx2jax.TrainingModel(DIGITS, output=["loss"]), "outputs"),  # type: ignore[call-arg]
     "dimension": (lambda _: onnx2jax.convert(mlp(), dims={"bacth": 3}), "batch"),
     "output": (lambda model: model.run(["Y"], {"x": X}), "y"),
@@ -132,11 +132,11 @@ SWAPPED: dict[str, tuple[Call, str]] = {
     ),
     "join": (lambda model: onnx2jax.join(model, {"y": "x"}, model), "names is the third argument"),  # type: ignore[arg-type]
     "load_adapter": (
-        lambda model: onnx2jax.load_adapter("a.safetensors", model),  # type: ignore[arg-type]
+        lambda model: onnx2jax.training.load_adapter("a.safetensors", model),  # type: ignore[arg-type]
         r"load_adapter\(model, 'a.safetensors'\)",
     ),
-    "load_checkpoint": (lambda _: onnx2jax.load_checkpoint({}, "s"), r"load_checkpoint\(path, like\)"),  # type: ignore[arg-type]
-    "save_checkpoint": (lambda _: onnx2jax.save_checkpoint({}, "s"), r"save_checkpoint\(path, state\)"),  # type: ignore[arg-type]
+    "load_checkpoint": (lambda _: onnx2jax.training.load_checkpoint({}, "s"), r"load_checkpoint\(path, like\)"),  # type: ignore[arg-type]
+    "save_checkpoint": (lambda _: onnx2jax.training.save_checkpoint({}, "s"), r"save_checkpoint\(path, state\)"),  # type: ignore[arg-type]
     "save": (lambda model: onnx2jax.save("m.onnx", model), r"swapped: save\(model, 'm.onnx'\)"),  # type: ignore[arg-type]
     "replace": (lambda model: model.replace(abs), "replace takes a dict of functions"),
     "static as a list": (lambda _: onnx2jax.convert(mlp(), static=["x"]), r"static is \['x'\]; it is a dict"),  # type: ignore[arg-type]
@@ -145,7 +145,7 @@ SWAPPED: dict[str, tuple[Call, str]] = {
         lambda _: onnx2jax.finetune("m.onnx", lambda y, _: y.sum(), optax.sgd(1.0)),  # type: ignore[arg-type]
         r"finetune\(onnx2jax.convert\('m.onnx'\)",
     ),
-    "a module of a path": (lambda _: onnx2jax.to_nnx("m.onnx"), r"to_nnx\(onnx2jax.convert"),  # type: ignore[arg-type]
+    "a module of a path": (lambda _: onnx2jax.training.to_nnx("m.onnx"), r"to_nnx\(onnx2jax.convert"),  # type: ignore[arg-type]
 }
 """Calls with swapped or mistaken arguments, and what the message says."""
 
@@ -204,4 +204,4 @@ def test_commands_and_options_are_suggested(arguments: list[str], said: str, cap
 
 
 def test_sessions_show_their_model() -> None:
-    assert "Model" in repr(onnx2jax.InferenceSession(onnx2jax.demo_model()))
+    assert "Model" in repr(onnx2jax.session.InferenceSession(onnx2jax.demo_model()))

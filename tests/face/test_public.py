@@ -13,7 +13,6 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import is_dataclass
 from enum import Enum
-from pathlib import Path
 from typing import Any, get_origin
 
 import pytest
@@ -39,6 +38,9 @@ def names() -> Iterator[tuple[str, Any]]:
         value = getattr(onnx2jax, name)
         if not inspect.ismodule(value):
             yield name, value
+            continue
+        if (exported := getattr(value, "__all__", None)) is not None:
+            yield from ((f"{name}.{inner}", getattr(value, inner)) for inner in exported)
             continue
         for inner, thing in sorted(vars(value).items()):
             own = getattr(thing, "__module__", "") == value.__name__ and not inner.startswith("_")
@@ -112,12 +114,18 @@ def test_public_names_are_imported_at_first_use() -> None:
 
 
 def test_type_checkers_and_python_find_the_same_names() -> None:
-    """``__init__.py`` says where a name is defined twice: for type checkers, and for the first use."""
-    tree = ast.parse(Path(onnx2jax.__file__).read_text(encoding="utf-8"))
-    typed = {a.name: n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.level for a in n.names}
-    assert typed.pop("backend") is None
-    assert typed == onnx2jax._MODULES
-    assert {*typed, "backend", "errors"} == {*onnx2jax.__all__} <= {*dir(onnx2jax)}
+    """A package says where a name is defined twice: for type checkers, and for the first use."""
+    for package in (onnx2jax, onnx2jax.training, onnx2jax.generation):
+        (block,) = (n for n in ast.parse(inspect.getsource(package)).body if isinstance(n, ast.If))
+        typed = {a.name: n.module for n in ast.walk(block) if isinstance(n, ast.ImportFrom) for a in n.names}
+        modules = {name for name, module in typed.items() if module is None}
+        assert {n: m for n, m in typed.items() if n not in modules} == package._MODULES
+        assert {*typed} == {*package.__all__} <= {*dir(package)}
+
+
+def test_the_top_level_is_small() -> None:
+    """A reader finds a name among what README and the guides call; the rest is in the module that it is about."""
+    assert len(onnx2jax.__all__) <= 30
 
 
 def test_unknown_names_are_attribute_errors() -> None:
@@ -128,9 +136,14 @@ def test_unknown_names_are_attribute_errors() -> None:
 
 def with_options() -> Iterator[tuple[str, Any, list[str]]]:
     """Public functions with keyword-only options and no others, and these options."""
-    everything = {**dict(names()), "FineTuning.fit": onnx2jax.FineTuning.fit}
+    everything = {**dict(names()), "FineTuning.fit": onnx2jax.training.FineTuning.fit}
     everything |= {f"Model.{n}": getattr(onnx2jax.Model, n) for n in dir(onnx2jax.Model)}
-    unlike = {"Checkpoints", "Decoder", "OnnxFile", "Model.run"}  # made elsewhere, orbax's, or called for each batch
+    unlike = {
+        "training.Checkpoints",
+        "Decoder",
+        "OnnxFile",
+        "Model.run",
+    }  # made elsewhere, orbax's, or hot
     for name, value in everything.items():
         if (
             "._" in name

@@ -11,7 +11,8 @@ import onnxruntime
 import pytest
 
 import onnx2jax
-from onnx2jax import InferenceSession, errors
+from onnx2jax import errors
+from onnx2jax.session import InferenceSession
 
 FILE = onnx.parser.parse_model(
     """<ir_version: 10, opset_import: ["": 21, "ai.onnx.ml": 1],
@@ -79,9 +80,9 @@ def test_providers_are_ignored_with_one_warning() -> None:
 
 @pytest.mark.usefixtures("fresh")
 def test_default_providers_raise_no_warning() -> None:
-    options = onnx2jax.SessionOptions()
+    options = onnx2jax.session.SessionOptions()
     options.add_free_dimension_override_by_name("batch", 2)
-    options.graph_optimization_level = onnx2jax.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.graph_optimization_level = onnx2jax.session.GraphOptimizationLevel.ORT_DISABLE_ALL
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         session = InferenceSession(onnx2jax.demo_model(), options, providers=["CPUExecutionProvider"])
@@ -91,7 +92,7 @@ def test_default_providers_raise_no_warning() -> None:
 
 @pytest.mark.usefixtures("fresh")
 def test_options_without_effect_are_named() -> None:
-    options = onnx2jax.SessionOptions()
+    options = onnx2jax.session.SessionOptions()
     options.intra_op_num_threads = 1  # type: ignore[attr-defined]
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     with pytest.warns(UserWarning, match=r"ignores sess_options.intra_op_num_threads, sess_options.session.intra"):
@@ -101,8 +102,8 @@ def test_options_without_effect_are_named() -> None:
 
 
 def test_names_that_choose_a_device() -> None:
-    assert onnx2jax.get_available_providers() == ["JaxExecutionProvider"]
-    assert onnx2jax.get_device() == onnxruntime.get_device() == "CPU"
+    assert onnx2jax.session.get_available_providers() == ["JaxExecutionProvider"]
+    assert onnx2jax.session.get_device() == onnxruntime.get_device() == "CPU"
 
 
 @pytest.mark.parametrize("call", ["io_binding", "run_with_iobinding", "run_with_ort_values"])

@@ -54,7 +54,7 @@ def test_batch_of_unequal_prompts_matches_each_alone(style: str) -> None:
     assert decoder(style).generate([P, Q], 8).texts() == [greedy(style, p, 8) for p in (P, Q)]
 
 
-@pytest.mark.filterwarnings("ignore::onnx2jax.RecompilationWarning")
+@pytest.mark.filterwarnings("ignore::onnx2jax.errors.RecompilationWarning")
 def test_model_run_with_a_growing_cache_matches() -> None:
     own = onnx2jax.convert(file("Concat").proto)
     tokens, found = by_hand(file("Concat"), Q, 2, lambda feeds: own.run(None, feeds))
@@ -207,7 +207,7 @@ def test_a_window_measured_in_slots_is_right_aligned(window: int) -> None:
         own.speculate([P, Q], 4, own)
 
 
-@pytest.mark.filterwarnings("ignore::onnx2jax.RecompilationWarning")
+@pytest.mark.filterwarnings("ignore::onnx2jax.errors.RecompilationWarning")
 def test_a_model_that_depends_on_extents_runs_with_a_growing_cache() -> None:
     file = decoders.appending(positions=False, window=4)
     own = onnx2jax.convert(file.proto)

@@ -88,7 +88,7 @@ def test_the_body_binds_with_its_own_opset() -> None:
     x = np.arange(4, dtype=np.float32).reshape(1, 2, 2)
     body = function("F", [helper.make_node("Softmax", ["a"], ["r"])], opsets=[helper.make_opsetid("", 11)])
     ends = [value("x", np.float32, [1, 2, 2])], [value("y", np.float32, [1, 2, 2])]
-    with pytest.warns(onnx2jax.DeviationWarning, match="as in opset 11, by onnxruntime as in opset 13"):
+    with pytest.warns(onnx2jax.errors.DeviationWarning, match="as in opset 11, by onnxruntime as in opset 13"):
         m = onnx2jax.convert(model([call("F")], *ends, opset=13, opsets={"my": 1}, functions=[body]))
     flat = np.exp(x - x.max()) / np.exp(x - x.max()).sum()  # opset 11 flattens from axis 1 on
     np.testing.assert_allclose(m(x), flat, rtol=1e-6)

@@ -42,7 +42,7 @@ def test_all_unsupported_operators_are_listed_at_once() -> None:
     assert "com.example 2: Frob x2 (nodes 'n2', 'n3')" in text
     assert "did you mean Relu?" in text
     assert "Mish exists from opset 18 on, the model imports 16" in text
-    assert "@onnx2jax.op(" in text
+    assert "@onnx2jax.ops.op(" in text
     assert isinstance(caught.value, NotImplementedError)
 
 
@@ -68,11 +68,11 @@ def test_all_nodes_with_rejected_attributes_are_listed_at_once() -> None:
 
 
 def test_users_add_operators_by_version() -> None:
-    @onnx2jax.op("Scaled", domain="com.example.test", since=1)
+    @onnx2jax.ops.op("Scaled", domain="com.example.test", since=1)
     def one(x, *, factor=2.0):  # type: ignore[no-untyped-def]
         return x * factor
 
-    @onnx2jax.op("Scaled", domain="com.example.test", since=3)
+    @onnx2jax.ops.op("Scaled", domain="com.example.test", since=3)
     def three(x, *, factor=2.0):  # type: ignore[no-untyped-def]
         return x * factor + 1
 
@@ -84,7 +84,7 @@ def test_users_add_operators_by_version() -> None:
     assert result(3) == result(5) == [-2, 7]
     assert onnx2jax.supported()["com.example.test"]["Scaled"] == (1, 3)
     with pytest.raises(ValueError, match="registered already"):
-        onnx2jax.op("Scaled", domain="com.example.test", since=3)(one)
+        onnx2jax.ops.op("Scaled", domain="com.example.test", since=3)(one)
 
 
 REFUSED: dict[str, tuple[Callable[[], onnx.ModelProto], type[Exception], str]] = {

@@ -13,9 +13,9 @@ from jax.extend.core import jaxpr_as_fun
 
 import onnx2jax
 from onnx2jax import debug
-from onnx2jax.errors import InputTypeError, InputValueError
+from onnx2jax.errors import InputTypeError, InputValueError, OptimizationWarning
 from onnx2jax.jaxpr import pipeline
-from onnx2jax.jaxpr.pipeline import NAMES, OptimizationWarning, Passes, parse, run, run_training
+from onnx2jax.jaxpr.pipeline import NAMES, Passes, parse, run, run_training
 from onnx2jax.jaxpr.program import Program, branch_for, expand
 from onnx2jax.ops.conv import conv
 from onnx2jax.ops.window import window_of

@@ -317,7 +317,7 @@ def test_wrapped_operators_have_their_own_cached_programs(tmp_path: Path, monkey
     built_in = registry.resolve("", "Relu")
     assert built_in is not None and built_in.function is not None
     for own in (lambda X: X + X, lambda X: X * X):
-        onnx2jax.op("Own", domain="l", replace=True)(wraps(built_in.function)(own))
+        onnx2jax.ops.op("Own", domain="l", replace=True)(wraps(built_in.function)(own))
         np.testing.assert_array_equal(onnx2jax.convert(proto, cache_dir=tmp_path)(ZEROS + 3), own(ZEROS + 3))
 
 

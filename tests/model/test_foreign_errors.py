@@ -46,13 +46,13 @@ def test_padding_larger_than_memory_is_rejected() -> None:
 
 def test_a_tampered_checkpoint_is_rejected(tmp_path: Path) -> None:
     state = {"a": np.arange(6, dtype=F), "b": np.int64(3)}
-    path = onnx2jax.save_checkpoint(tmp_path / "state.safetensors", state, position=4)
+    path = onnx2jax.training.save_checkpoint(tmp_path / "state.safetensors", state, position=4)
     data = path.read_bytes()
     for at in range(len(data)):
         for bit in (1, 16, 128):
             path.write_bytes(data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :])
             with contextlib.suppress(CheckpointError):  # the numbers do not show it
-                onnx2jax.load_checkpoint(path, state)
+                onnx2jax.training.load_checkpoint(path, state)
 
 
 USES: dict[str, Callable[[Any, Any, Path], Any]] = {
@@ -60,7 +60,7 @@ USES: dict[str, Callable[[Any, Any, Path], Any]] = {
     "evaluate": lambda tuned, state, _: tuned.evaluate(state, {"x": ZEROS}),
     "params": lambda tuned, state, _: tuned.params(state),
     "to_model": lambda tuned, state, _: tuned.to_model(state),
-    "save_checkpoint": lambda _, state, folder: onnx2jax.save_checkpoint(folder / "state.safetensors", state),
+    "save_checkpoint": lambda _, state, folder: onnx2jax.training.save_checkpoint(folder / "state.safetensors", state),
     "save_adapter": lambda tuned, state, folder: tuned.save_adapter(folder / "adapter.safetensors", state),
 }
 

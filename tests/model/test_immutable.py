@@ -223,7 +223,7 @@ def test_repr_shows_inputs_and_outputs() -> None:
 
 def test_custom_operators_are_pickled_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_OPERATORS", {**registry._OPERATORS})
-    onnx2jax.op("Twice", domain="test.immutable")(lambda x: x * 2)
+    onnx2jax.ops.op("Twice", domain="test.immutable")(lambda x: x * 2)
     nodes = [helper.make_node("Twice", ["x"], ["y"], domain="test.immutable")]
     proto = model(nodes, [value("x", np.float32, [2])], [value("y", np.float32, [2])], {})
     proto.opset_import.add(domain="test.immutable", version=1)

@@ -37,7 +37,7 @@ def in_onnxruntime(proto: onnx.ModelProto, **feeds: Any) -> Any:
 def test_a_loop_without_condition_has_two_meanings() -> None:
     """ONNX ignores what the body returns (SC-13); onnxruntime, and what onnxscript means by ``break``, obeys it."""
     proto = breaking()
-    with pytest.warns(onnx2jax.DeviationWarning, match=r"'y' \(Loop.*loop_cond='onnxruntime'"):
+    with pytest.warns(onnx2jax.errors.DeviationWarning, match=r"'y' \(Loop.*loop_cond='onnxruntime'"):
         ours = onnx2jax.convert(proto)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -73,7 +73,7 @@ def test_onnxruntime_has_loops_without_any_limit() -> None:
 )
 def test_a_condition_that_stays_true_is_no_deviation(more: str) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("error", onnx2jax.DeviationWarning)
+        warnings.simplefilter("error", onnx2jax.errors.DeviationWarning)
         m = onnx2jax.convert(breaking(more=more))
     assert onnx2jax.check(breaking(more=more)).ok
     np.testing.assert_array_equal(m(X, np.array(4)), X * 2**4)
@@ -91,7 +91,7 @@ def test_an_unknown_meaning_is_rejected() -> None:
         onnx2jax.convert(breaking(), loop_cond="ort")  # type: ignore[arg-type]
 
 
-@pytest.mark.filterwarnings("ignore::onnx2jax.DeviationWarning")
+@pytest.mark.filterwarnings("ignore::onnx2jax.errors.DeviationWarning")
 @pytest.mark.parametrize(("declared", "returned"), [("[1]", ""), ("", "[1]"), ("[1]", "[1]")])
 def test_the_ranks_of_an_ignored_condition_may_differ(declared: str, returned: str) -> None:
     """Spox declares bool[1] and returns bool[]."""

@@ -265,7 +265,7 @@ def frozen() -> Iterator[None]:
     gc.unfreeze()
 
 
-@pytest.mark.filterwarnings("ignore::onnx2jax.RecompilationWarning")
+@pytest.mark.filterwarnings("ignore::onnx2jax.errors.RecompilationWarning")
 @pytest.mark.usefixtures("standard_promotion", "frozen")
 @pytest.mark.parametrize("examples", [8, pytest.param(25, marks=pytest.mark.extended)])
 def test_state_machine(examples: int) -> None:
@@ -274,7 +274,7 @@ def test_state_machine(examples: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.filterwarnings("ignore::onnx2jax.RecompilationWarning")
+@pytest.mark.filterwarnings("ignore::onnx2jax.errors.RecompilationWarning")
 @pytest.mark.usefixtures("standard_promotion")
 def test_state_machine_for_an_hour(capsys: pytest.CaptureFixture[str]) -> None:
     """``STATE_MACHINE_MINUTES=10`` makes it shorter."""

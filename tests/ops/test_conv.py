@@ -116,7 +116,7 @@ def test_auto_pad(auto_pad, pads):
         ({"strides": [4], "auto_pad": "SAME_UPPER"}, [1, 1, 1, 0, 1, 1, 1, 0]),
     ],
 )
-@pytest.mark.filterwarnings("ignore::onnx2jax.DeviationWarning")
+@pytest.mark.filterwarnings("ignore::onnx2jax.errors.DeviationWarning")
 @pytest.mark.parametrize("opset", [1, 11, 22])
 def test_extent_of_a_transposed_convolution(attributes, expected, opset):
     ones = np.ones((1, 1, 2), np.float32), np.ones((1, 1, 3), np.float32)
@@ -135,7 +135,7 @@ def test_same_pads_of_strides_larger_than_the_kernel_warn(stride, warns):
         warnings.simplefilter("always")
         y = model(np.ones((1, 1, 2), np.float32), np.ones((1, 1, 3), np.float32))
     assert y.shape == (1, 1, 2 * stride)
-    assert [w.category for w in caught] == [onnx2jax.DeviationWarning] * warns
+    assert [w.category for w in caught] == [onnx2jax.errors.DeviationWarning] * warns
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])

@@ -77,7 +77,7 @@ ON_CPU: list[tuple[str, list[Any], int, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore::onnx2jax.DeviationWarning")
+@pytest.mark.filterwarnings("ignore::onnx2jax.errors.DeviationWarning")
 def test_onnxruntime_agrees(subtests: pytest.Subtests) -> None:
     for case, (name, inputs, n_outputs, attributes), results in results_of(ON_CPU):
         with subtests.test(msg=case):
@@ -238,7 +238,7 @@ def test_traced_past_sequence_length() -> None:
     np.testing.assert_allclose(compiled(LENGTH, whole)[0], call(LENGTH, MASK)[0], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore::onnx2jax.DeviationWarning")
+@pytest.mark.filterwarnings("ignore::onnx2jax.errors.DeviationWarning")
 @pytest.mark.parametrize("name", [MHA, STEPWISE])
 def test_qk_outputs(name: str) -> None:
     """With mask and bias, of the keys in use."""
@@ -262,7 +262,7 @@ def test_qk_output_of_a_traced_length_raises() -> None:
 
 def test_packed_query_key_and_value() -> None:
     rest = [None, None, *BUFFERS, LENGTH]
-    with pytest.warns(onnx2jax.DeviationWarning, match="CUDA provider reorders the keys"):
+    with pytest.warns(onnx2jax.errors.DeviationWarning, match="CUDA provider reorders the keys"):
         packed = run_op(STEPWISE, np.concatenate(STEP, -1), None, None, *rest, domain=MICROSOFT, **SHARED)
     apart = run_op(MHA, *STEP, None, *rest, domain=MICROSOFT, **WITH_HEADS)
     np.testing.assert_allclose(packed, apart, rtol=1e-6)
@@ -349,7 +349,7 @@ REFUSED: list[tuple[str, list[Any], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("name", "inputs", "attributes", "said"), REFUSED)
-@pytest.mark.filterwarnings("ignore::onnx2jax.DeviationWarning")
+@pytest.mark.filterwarnings("ignore::onnx2jax.errors.DeviationWarning")
 def test_unsupported_options_are_rejected(name: str, inputs: list[Any], attributes: dict[str, Any], said: str) -> None:
     with compat.enable_x64(), pytest.raises((ValueError, NotImplementedError), match=said):
         run_op(name, *inputs, domain=MICROSOFT, **attributes)

@@ -19,7 +19,7 @@ def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _register(since: int, **options: Any) -> registry.Operator:
-    onnx2jax.op("Thing", domain="com.example", since=since, **options)(lambda x: x)
+    onnx2jax.ops.op("Thing", domain="com.example", since=since, **options)(lambda x: x)
     operator = registry.resolve("com.example", "Thing", since)
     assert operator is not None
     return operator

@@ -219,7 +219,9 @@ def corners(first: float, second: float) -> onnx.ModelProto:
 def test_align_corners_with_a_fractional_extent_warns_once():
     """The official cases want it so; onnxruntime and PyTorch align the corners of what there is."""
     model = onnx2jax.convert(corners(0.5, 1.5))
-    with pytest.warns(onnx2jax.DeviationWarning, match=r"'y' \(Resize.*7 \* 0.5 to 3.*give the node sizes") as caught:
+    with pytest.warns(
+        onnx2jax.errors.DeviationWarning, match=r"'y' \(Resize.*7 \* 0.5 to 3.*give the node sizes"
+    ) as caught:
         model(np.zeros(7, np.float32))
         model(np.zeros(9, np.float32))
     assert len(caught) == 1

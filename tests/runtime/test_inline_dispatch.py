@@ -171,7 +171,7 @@ def calls_back() -> onnx.ModelProto:
 
 
 def test_a_program_that_calls_python_back_runs_as_ever() -> None:
-    @onnx2jax.op("Back", domain="tests.synchronous", replace=True)
+    @onnx2jax.ops.op("Back", domain="tests.synchronous", replace=True)
     def back(x: Any) -> Any:
         return jax.pure_callback(lambda v: np.asarray(v) + 1, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
 

@@ -182,7 +182,7 @@ def test_five_nested_loops() -> None:
         assert_same(proto, m, {"x": np.ones((2, 4), F32), "limits": limit * np.eye(1, 40, dtype=F32)})
 
 
-@pytest.mark.filterwarnings("ignore::onnx2jax.DeviationWarning")
+@pytest.mark.filterwarnings("ignore::onnx2jax.errors.DeviationWarning")
 def test_many_trip_counts_do_not_recompile() -> None:
     proto = walk("k", "")
     proto.graph.input.append(value("k", I64, []))

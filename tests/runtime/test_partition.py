@@ -254,7 +254,9 @@ def test_buckets_bound_the_number_of_compilations() -> None:
 
 def test_recompilation_warning_names_input_and_fix() -> None:
     m = onnx2jax.convert(masked_mean(), warn_after=3)
-    with pytest.warns(onnx2jax.RecompilationWarning, match=r"compiled 4 times.*'(x|mask)' came in 4 shapes.*bucket="):
+    with pytest.warns(
+        onnx2jax.errors.RecompilationWarning, match=r"compiled 4 times.*'(x|mask)' came in 4 shapes.*bucket="
+    ):
         for n in range(1, 6):
             m(np.zeros((1, n, 4), np.float32), np.ones((1, n), np.float32))
 
@@ -416,7 +418,7 @@ def test_attribute_computations_are_cached_per_node_and_function_call():
         made.append(factor)
         return 2 * factor
 
-    @onnx2jax.op("TimesTwice", domain="com.example", replace=True)
+    @onnx2jax.ops.op("TimesTwice", domain="com.example", replace=True)
     def times_twice(x: Static, *, factor: float, once: Any) -> Any:
         return x * once(doubled, factor)
 

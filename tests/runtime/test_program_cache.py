@@ -242,7 +242,7 @@ def test_the_environment_names_the_folder(tmp_path: Path, monkeypatch: pytest.Mo
         onnx2jax.convert(BASE, cache_dir=none)(X)
     assert len(programs(tmp_path / "own")) == 1 and not (tmp_path / "named").exists()
     onnx2jax.convert(BASE)(X)
-    onnx2jax.InferenceSession(BASE.SerializeToString()).run(None, {"x": X})
+    onnx2jax.session.InferenceSession(BASE.SerializeToString()).run(None, {"x": X})
     assert len(programs(tmp_path / "named")) == 1
     monkeypatch.setenv("ONNX2JAX_CACHE_DIR", "")
     assert onnx2jax.convert(BASE).settings.cache_dir is None

@@ -95,7 +95,7 @@ def test_strings_inside_jit_are_refused_by_the_encoders_name() -> None:
 @pytest.mark.parametrize(
     "why", ["an output", "an unknown string is an error", "another operator", "compared with no constants"]
 )
-@pytest.mark.filterwarnings("ignore::onnx2jax.DeviationWarning")
+@pytest.mark.filterwarnings("ignore::onnx2jax.errors.DeviationWarning")
 def test_strings_that_reach_something_else_stay_strings(why: str) -> None:
     nodes, outputs = LABELS, None
     if why == "an output":

@@ -98,7 +98,7 @@ def test_two_processes_give_the_results_of_one_even_after_a_kill(tmp_path: Path)
     for options in ({"mesh": mesh(data=4, model=2), "shardings": script.RULES}, {}):
         alone = script.tuning(**options)
         close(script.trained(alone, alone.init(), range(script.STEPS))[1], losses)
-        with onnx2jax.Checkpoints(tmp_path / "series") as checkpoints:
+        with onnx2jax.training.Checkpoints(tmp_path / "series") as checkpoints:
             assert checkpoints.steps == [script.EVERY, script.SAVED]
             saved, position = checkpoints.load(alone.init())
         close(script.trained(alone, saved, range(position, script.STEPS))[1], losses[script.SAVED :])
@@ -113,7 +113,7 @@ def test_two_processes_give_the_results_of_one_even_after_a_kill(tmp_path: Path)
         close(each["trainer"], trainer)
         assert each["bars"] == (each is both[0]), "the first process draws"
     close(onnx2jax.convert(tmp_path / "tuned.onnx")(script.X[0]), after)
-    assert onnx2jax.load_checkpoint(tmp_path / "state.safetensors", tuned.init())[1] == script.STEPS
+    assert onnx2jax.training.load_checkpoint(tmp_path / "state.safetensors", tuned.init())[1] == script.STEPS
 
 
 DIFFER = "process {me} and process {other} differ at "

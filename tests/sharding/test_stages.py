@@ -155,7 +155,7 @@ def test_training(over: Any) -> None:
 def test_training_that_stages_do_not_support() -> None:
     converted, _ = staged(mlp())
 
-    def tuned(optimizer: Any = None, **options: Any) -> onnx2jax.FineTuning:
+    def tuned(optimizer: Any = None, **options: Any) -> onnx2jax.training.FineTuning:
         return onnx2jax.finetune(
             converted, lambda y, _: (y**2).mean(), optimizer or optax.sgd(0.1), trainable="*", **options
         )

@@ -40,11 +40,13 @@ def batch(i: int) -> dict[str, np.ndarray]:
     return {"x": X[i], "label": LABELS[i]}
 
 
-def tuning(**options: Any) -> onnx2jax.FineTuning:
+def tuning(**options: Any) -> onnx2jax.training.FineTuning:
     return onnx2jax.finetune(onnx2jax.convert(mlp()), cross_entropy, optax.adam(0.05), trainable="*", **options)
 
 
-def trained(tuned: onnx2jax.FineTuning, state: Any, steps: Iterable[int], of: Any = batch) -> tuple[Any, list[float]]:
+def trained(
+    tuned: onnx2jax.training.FineTuning, state: Any, steps: Iterable[int], of: Any = batch
+) -> tuple[Any, list[float]]:
     """The state after some steps, and their losses."""
     losses = []
     for i in steps:
@@ -100,14 +102,14 @@ def compute(mesh: jax.sharding.Mesh, process: int, folder: Path) -> dict[str, An
     found["a step on own rows"] = trained(tuned, tuned.init(), [0], lambda _: tuned.from_process(tuned_rows))[1]
     found["tuned"] = tuned.to_model(state).run(None, {"x": X[0]})[0]
     onnx2jax.save(onnx2jax.convert(mlp(), mesh=mesh).with_params(tuned.params(state)), folder / "tuned.onnx")
-    path = onnx2jax.save_checkpoint(folder / "state.safetensors", state, position=STEPS)
-    again, _ = onnx2jax.load_checkpoint(path, tuned.init())
+    path = onnx2jax.training.save_checkpoint(folder / "state.safetensors", state, position=STEPS)
+    again, _ = onnx2jax.training.load_checkpoint(path, tuned.init())
     found["from a file"] = float(tuned.evaluate(again, batch(0))["loss"])
     found["trainer"] = described(onnx2jax.TrainingModel(resumption.classifier(), rng=5, mesh=mesh))
 
     planned = onnx2jax.convert(mlp(), mesh=mesh, shardings="fsdp+tensor")
     other = onnx2jax.finetune(planned, cross_entropy, optax.adam(0.05), trainable="*")
-    with onnx2jax.Checkpoints(folder / "series") as checkpoints:
+    with onnx2jax.training.Checkpoints(folder / "series") as checkpoints:
         state, position = checkpoints.load(other.init(), step=SAVED)
     found["resumed"] = trained(other, state, range(position, STEPS))[1]
     with contextlib.redirect_stderr(io.StringIO()) as drawn:
@@ -151,7 +153,7 @@ def die(mesh: jax.sharding.Mesh, process: int, folder: Path) -> dict[str, Any]:
     """Training during which the second process is killed."""
     tuned = tuning(mesh=mesh, shardings=RULES)
     state, losses = tuned.init(), []
-    with onnx2jax.Checkpoints(folder / "series") as checkpoints:
+    with onnx2jax.training.Checkpoints(folder / "series") as checkpoints:
         for i in range(STEPS):
             if i and i % EVERY == 0:
                 checkpoints.save(i, state, position=i)

@@ -123,15 +123,15 @@ def main(folder: Path, *names: str) -> None:
     jax.config.update("jax_num_cpu_devices", 8)
     for name in names:
         training = TRAININGS[name]()
-        with onnx2jax.Checkpoints(folder / name / "series") as checkpoints:
+        with onnx2jax.training.Checkpoints(folder / name / "series") as checkpoints:
             taken_up = {
-                "file": onnx2jax.load_checkpoint(folder / name / "file", training.init()),
+                "file": onnx2jax.training.load_checkpoint(folder / name / "file", training.init()),
                 "series": checkpoints.load(training.init()),
             }
         for form, (state, position) in taken_up.items():
             state, position = run(training, state, position, END - STOP)
-            onnx2jax.save_checkpoint(folder / name / f"end of {form}", state, position=position)
-    checkpoints = onnx2jax.Checkpoints(folder / "killed")
+            onnx2jax.training.save_checkpoint(folder / name / f"end of {form}", state, position=position)
+    checkpoints = onnx2jax.training.Checkpoints(folder / "killed")
     checkpoints.save(1, marked(1), position=1)
     checkpoints.wait()
     checkpoints.save(2, marked(2), position=2)

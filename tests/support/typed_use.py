@@ -75,28 +75,32 @@ def loss(logits: jax.Array, batch: Mapping[str, Any]) -> jax.Array:
 def train() -> None:
     model = onnx2jax.convert(onnx2jax.demo_model())
     batch = {"image": IMAGES, "label": np.arange(2)}
-    tuned = assert_type(onnx2jax.finetune(model, loss, optax.adam(1e-3), trainable="fc.*"), onnx2jax.FineTuning)
+    tuned = assert_type(
+        onnx2jax.finetune(model, loss, optax.adam(1e-3), trainable="fc.*"), onnx2jax.training.FineTuning
+    )
     for state, metrics in tuned.fit([batch]):
-        assert_type(state, onnx2jax.FineTuningState)
+        assert_type(state, onnx2jax.training.FineTuningState)
         assert_type(metrics, dict[str, jax.Array])
     state, metrics = tuned.step(tuned.init(rng=0), batch)
     assert_type(tuned.evaluate(state, batch), dict[str, jax.Array])
     assert_type(tuned.to_model(state), onnx2jax.Model)
     assert_type(tuned.trainable, tuple[str, ...])
-    with onnx2jax.Checkpoints("run") as checkpoints:
+    with onnx2jax.training.Checkpoints("run") as checkpoints:
         checkpoints.save(1, state)
-        assert_type(checkpoints.load(state), tuple[onnx2jax.FineTuningState, Any])
+        assert_type(checkpoints.load(state), tuple[onnx2jax.training.FineTuningState, Any])
     trainer = onnx2jax.TrainingModel(onnx2jax.demo_training_model())
-    own = assert_type(trainer.init(), onnx2jax.TrainingState)
+    own = assert_type(trainer.init(), onnx2jax.training.TrainingState)
     digits = {"image": np.zeros((32, 64), np.float32), "label": np.zeros(32, np.int64)}
-    assert_type(trainer.step(own, digits), tuple[onnx2jax.TrainingState, dict[str, Any]])
+    assert_type(trainer.step(own, digits), tuple[onnx2jax.training.TrainingState, dict[str, Any]])
     assert_type(trainer.to_model(), onnx2jax.Model)
 
 
 def generate() -> None:
     decoder = assert_type(onnx2jax.decoder(onnx2jax.demo_decoder()), onnx2jax.Decoder)
     prompts = [list(b"nine "), list(b"two ")]
-    generation = assert_type(decoder.generate(prompts, 4, sampling=onnx2jax.Sampling(top_k=2)), onnx2jax.Generation)
+    generation = assert_type(
+        decoder.generate(prompts, 4, sampling=onnx2jax.Sampling(top_k=2)), onnx2jax.generation.Generation
+    )
     assert_type(generation.texts(), list[list[int]])
     assert_type(decoder.beam_search(prompts, 4, beams=2).texts(), list[list[int]])
     for tokens in decoder.stream(prompts, 2):
@@ -108,13 +112,13 @@ def generate() -> None:
 
 
 def use_interfaces() -> None:
-    session = onnx2jax.InferenceSession(onnx2jax.demo_model(), providers=["CPUExecutionProvider"])
+    session = onnx2jax.session.InferenceSession(onnx2jax.demo_model(), providers=["CPUExecutionProvider"])
     name = assert_type(session.get_inputs()[0].name, str)
     assert_type(session.run(None, {name: IMAGES}), list[Any])
     prepared = onnx2jax.backend.prepare(onnx2jax.demo_model(), "CPU")
     assert_type(prepared.run([IMAGES]), tuple[Any, ...])
 
-    @onnx2jax.op("SoftClip", domain="com.example.typed", replace=True)
+    @onnx2jax.ops.op("SoftClip", domain="com.example.typed", replace=True)
     def soft_clip(x: jax.Array, limit: jax.Array | None = None, *, alpha: float = 1.0) -> jax.Array:
         return jnp.tanh(alpha * x) if limit is None else jnp.tanh(alpha * x) * limit
 

@@ -134,7 +134,7 @@ def by_hand(params: dict[str, Any]) -> Any:
 
 
 def test_loss_and_gradient(folder: Path) -> None:
-    artifacts = onnx2jax.load_artifacts(folder)
+    artifacts = onnx2jax.training.load_artifacts(folder)
     assert artifacts.trainable == ("fc.weight", "fc.bias")
     assert artifacts.params.keys() == {"fc.weight", "fc.bias"}
     assert artifacts.model.params.keys() == PARAMS.keys()
@@ -151,7 +151,7 @@ def test_loss_and_gradient(folder: Path) -> None:
 
 
 def test_optimizer_and_its_state(folder: Path) -> None:
-    artifacts = onnx2jax.load_artifacts(folder)
+    artifacts = onnx2jax.training.load_artifacts(folder)
     adamw = {"alpha": 0.75, "beta": 0.5, "epsilon": 2**-20, "weight_decay": 0.125, "adam_mode": 1, "correct_bias": 1}
     assert artifacts.optimizer == {"InplaceClipGradNorm": {"max_norm": 2.0}, "AdamWOptimizer": adamw}
     assert list(artifacts.optimizer) == ["InplaceClipGradNorm", "AdamWOptimizer"]
@@ -165,13 +165,13 @@ def test_optimizer_and_its_state(folder: Path) -> None:
 def test_without_optimizer(folder: Path) -> None:
     (folder / "optimizer_model.onnx").unlink()
     write(folder / "plain", {0: np.int32(1), 1: MODULE})
-    artifacts = onnx2jax.load_artifacts(folder, checkpoint="plain")
+    artifacts = onnx2jax.training.load_artifacts(folder, checkpoint="plain")
     found = (artifacts.optimizer, artifacts.learning_rate, artifacts.step, artifacts.moments, artifacts.properties)
     assert found == ({}, None, 0, {}, {})
 
 
 def test_trained_parameters_are_saved(folder: Path) -> None:
-    artifacts = onnx2jax.load_artifacts(folder)
+    artifacts = onnx2jax.training.load_artifacts(folder)
     trained = {name: value + 1 for name, value in artifacts.params.items()}
     again = onnx2jax.convert(onnx2jax.save(artifacts.model, folder / "trained.onnx", params=trained))
     np.testing.assert_array_equal(again(X, LABELS), artifacts.model.apply(trained, X, LABELS))
@@ -182,13 +182,13 @@ def test_large_parameters_in_an_external_file(folder: Path) -> None:
     (folder / "checkpoint.data").write_bytes(b"12345678" + weight)
     module = {**MODULE, 0: [external("fc.weight", (4, 3), 8), MODULE[0][1]], 3: np.bool_(True)}
     write(folder / "checkpoint", {**CHECKPOINT, 1: module})
-    np.testing.assert_array_equal(onnx2jax.load_artifacts(folder).params["fc.weight"], PARAMS["fc.weight"])
+    np.testing.assert_array_equal(onnx2jax.training.load_artifacts(folder).params["fc.weight"], PARAMS["fc.weight"])
     (folder / "checkpoint.data").write_bytes(b"12345678" + weight[:-1])
     with pytest.raises(ExternalDataError, match=r"are outside 'checkpoint\.data'"):
-        onnx2jax.load_artifacts(folder)
+        onnx2jax.training.load_artifacts(folder)
     (folder / "checkpoint.data").unlink()
     with pytest.raises(FileNotFoundError, match=r"no file 'checkpoint\.data'"):
-        onnx2jax.load_artifacts(folder)
+        onnx2jax.training.load_artifacts(folder)
 
 
 @pytest.mark.parametrize("code", [1, 5, 7, 9, 10, 11, 12, 14, 16, 17])
@@ -232,23 +232,23 @@ def changed(fields: dict[int, Any], *path: int, to: Any) -> Any:
 def test_checkpoints_that_do_not_match_raise(fields: Any, message: str, folder: Path) -> None:
     write(folder / "checkpoint", fields)
     with pytest.raises(ModelError, match=message):
-        onnx2jax.load_artifacts(folder)
+        onnx2jax.training.load_artifacts(folder)
 
 
 def test_several_groups_are_unsupported(folder: Path) -> None:
     write(folder / "checkpoint", changed(CHECKPOINT, 2, to=[GROUP, {**GROUP, 0: "group1"}]))
     with pytest.raises(UnsupportedError, match=r"2 groups of parameters \(\['group0', 'group1'\]\)"):
-        onnx2jax.load_artifacts(folder)
+        onnx2jax.training.load_artifacts(folder)
 
 
 def test_missing_and_foreign_files_raise(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FileNotFoundError):
-        onnx2jax.load_artifacts(folder, checkpoint="other")
+        onnx2jax.training.load_artifacts(folder, checkpoint="other")
     with pytest.raises(ModelError, match="is not a checkpoint of onnxruntime: its identifier is"):
-        onnx2jax.load_artifacts(folder, checkpoint="eval_model.onnx")
+        onnx2jax.training.load_artifacts(folder, checkpoint="eval_model.onnx")
     monkeypatch.setitem(sys.modules, "flatbuffers", None)
     with pytest.raises(ImportError, match=r"pip install 'onnx2jax\[artifacts\]'"):
-        onnx2jax.load_artifacts(folder)
+        onnx2jax.training.load_artifacts(folder)
 
 
 def read(data: bytes, path: Path) -> Any:

@@ -43,12 +43,12 @@ class State:
 
 
 def in_a_file(folder: Path, state: Any, like: Any, position: Any = None) -> tuple[Any, Any]:
-    path = onnx2jax.save_checkpoint(folder / "s.safetensors", state, position=position)
-    return onnx2jax.load_checkpoint(path, like)
+    path = onnx2jax.training.save_checkpoint(folder / "s.safetensors", state, position=position)
+    return onnx2jax.training.load_checkpoint(path, like)
 
 
 def in_a_folder(folder: Path, state: Any, like: Any, position: Any = None) -> tuple[Any, Any]:
-    with onnx2jax.Checkpoints(folder / "series") as checkpoints:
+    with onnx2jax.training.Checkpoints(folder / "series") as checkpoints:
         newest = (checkpoints.steps or [0])[-1]
         checkpoints.save(newest + 1, state, position=position)
         return checkpoints.load(like)
@@ -119,7 +119,7 @@ def test_numpy_arrays_stay_numpy_and_are_copied(through: Format, tmp_path: Path)
     again, _ = through(tmp_path, state, state)
     assert_same(state, again)
     assert isinstance(again["w"], np.ndarray) and isinstance(again["x"], jax.Array)
-    with onnx2jax.Checkpoints(tmp_path / "later") as checkpoints:
+    with onnx2jax.training.Checkpoints(tmp_path / "later") as checkpoints:
         checkpoints.save(1, state)
         w[:] = -1
         assert checkpoints.load(state)[0]["w"].min() == 0
@@ -158,7 +158,7 @@ def test_leaves_that_are_not_arrays_raise(through: Format, tmp_path: Path, subte
 
 def test_two_leaves_with_the_same_name_raise(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="two leaves of the state are named 'a/b'"):
-        onnx2jax.save_checkpoint(tmp_path / "s", {"a/b": jnp.ones(1), "a": {"b": jnp.ones(1)}})
+        onnx2jax.training.save_checkpoint(tmp_path / "s", {"a/b": jnp.ones(1), "a": {"b": jnp.ones(1)}})
 
 
 @either_format
@@ -226,7 +226,7 @@ def test_a_loaded_state_does_not_recompile_and_like_may_be_donated(through: Form
 
 
 def test_steps_of_a_folder(tmp_path: Path) -> None:
-    with onnx2jax.Checkpoints(tmp_path / "run", keep=2) as checkpoints:
+    with onnx2jax.training.Checkpoints(tmp_path / "run", keep=2) as checkpoints:
         assert checkpoints.steps == []
         with pytest.raises(FileNotFoundError, match=r"the available steps are \[\]"):
             checkpoints.load({})
@@ -238,7 +238,7 @@ def test_steps_of_a_folder(tmp_path: Path) -> None:
             checkpoints.load({}, step=1)
         with pytest.raises(ValueError, match="step 9 is not above 9, the newest"):
             checkpoints.save(9, {})
-    with onnx2jax.Checkpoints(tmp_path / "run", keep=None) as checkpoints:
+    with onnx2jax.training.Checkpoints(tmp_path / "run", keep=None) as checkpoints:
         for step in (10, 11, 12):
             checkpoints.save(step, {"w": jnp.zeros(1)})
         assert checkpoints.steps == [5, 9, 10, 11, 12]
@@ -247,7 +247,7 @@ def test_steps_of_a_folder(tmp_path: Path) -> None:
 def test_background_writes_are_unaffected_by_donation(tmp_path: Path) -> None:
     step = jax.jit(lambda state: jax.tree.map(lambda x: x + 1, state), donate_argnums=0)
     state = step({"w": jnp.zeros((1000, 1000)), "n": jnp.zeros(())})
-    with onnx2jax.Checkpoints(tmp_path, keep=None) as checkpoints:
+    with onnx2jax.training.Checkpoints(tmp_path, keep=None) as checkpoints:
         for i in range(1, 6):
             checkpoints.save(i, state)
             for _ in range(3):
@@ -269,7 +269,7 @@ def test_inside_a_running_event_loop(tmp_path: Path) -> None:
 
 def test_other_tools_read_the_file(tmp_path: Path) -> None:
     state = {"params": {"fc.weight": jnp.ones((2, 3), jnp.bfloat16)}, "key": jax.random.key(1)}
-    path = onnx2jax.save_checkpoint(tmp_path / "s.safetensors", state)
+    path = onnx2jax.training.save_checkpoint(tmp_path / "s.safetensors", state)
     arrays = safetensors.numpy.load_file(path)
     assert arrays["params/fc.weight"].dtype == ml_dtypes.bfloat16
     np.testing.assert_array_equal(arrays["key"], jax.random.key_data(state["key"]))
@@ -280,15 +280,15 @@ def test_other_tools_read_the_file(tmp_path: Path) -> None:
 
 def test_every_truncation_of_a_file_raises(tmp_path: Path) -> None:
     state = {"w": jnp.ones((3, 2)), "n": jnp.ones(())}
-    data = onnx2jax.save_checkpoint(tmp_path / "whole", state).read_bytes()
+    data = onnx2jax.training.save_checkpoint(tmp_path / "whole", state).read_bytes()
     path = tmp_path / "cut"
     for size in range(0, len(data), 7):
         path.write_bytes(data[:size])
         with pytest.raises(CheckpointError, match="damaged, or not a safetensors file"):
-            onnx2jax.load_checkpoint(path, state)
+            onnx2jax.training.load_checkpoint(path, state)
     path.write_bytes(data + b"more")
     with pytest.raises(CheckpointError, match="damaged"):
-        onnx2jax.load_checkpoint(path, state)
+        onnx2jax.training.load_checkpoint(path, state)
 
 
 ABOUTS = {
@@ -308,27 +308,27 @@ def test_damaged_metadata_raises(name: str, tmp_path: Path) -> None:
         {"key": np.asarray(jax.random.key_data(key))}, tmp_path / "s", {"onnx2jax": ABOUTS[name]}
     )
     with pytest.raises(CheckpointError, match="damaged"):
-        onnx2jax.load_checkpoint(tmp_path / "s", {"key": key})
+        onnx2jax.training.load_checkpoint(tmp_path / "s", {"key": key})
 
 
 def test_foreign_files_raise(tmp_path: Path) -> None:
     path = tmp_path / "s.safetensors"
     safetensors.numpy.save_file({"w": np.ones(2, np.float32)}, path)
     with pytest.raises(CheckpointError, match="not written by save_checkpoint"):
-        onnx2jax.load_checkpoint(path, {"w": jnp.ones(2)})
+        onnx2jax.training.load_checkpoint(path, {"w": jnp.ones(2)})
     about = {"entries": {"w": "float32[2]"}, "keys": {}, "position": None}
     safetensors.numpy.save_file({"w": np.ones((1, 2), np.float32)}, path, {"onnx2jax": json.dumps(about)})
     with pytest.raises(CheckpointError, match=r"w should be float32\[2\], but is float32\[1, 2\]"):
-        onnx2jax.load_checkpoint(path, {"w": jnp.ones(2, jnp.float32)})
+        onnx2jax.training.load_checkpoint(path, {"w": jnp.ones(2, jnp.float32)})
     with pytest.raises(FileNotFoundError):
-        onnx2jax.load_checkpoint(tmp_path / "none", {})
+        onnx2jax.training.load_checkpoint(tmp_path / "none", {})
     with pytest.raises(IsADirectoryError, match=r"Checkpoints\(folder\)"):
-        onnx2jax.load_checkpoint(tmp_path, {})
+        onnx2jax.training.load_checkpoint(tmp_path, {})
 
 
 def test_damage_to_each_file_of_a_folder(tmp_path: Path) -> None:
     state = {"w": jnp.arange(1000.0)}  # one array: when one of several fails, orbax's loop closes under the others
-    with onnx2jax.Checkpoints(tmp_path) as checkpoints:
+    with onnx2jax.training.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, state)
         checkpoints.wait()
         raised_for = []
@@ -346,7 +346,7 @@ def test_damage_to_each_file_of_a_folder(tmp_path: Path) -> None:
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = onnx2jax.save_checkpoint(tmp_path / "s", {"w": jnp.ones(2)}, position=1)
+    path = onnx2jax.training.save_checkpoint(tmp_path / "s", {"w": jnp.ones(2)}, position=1)
 
     def full(*_: Any) -> None:
         raise OSError("no space left")
@@ -354,18 +354,18 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     for module, name in ((safetensors.numpy, "save_file"), (os, "replace")):
         with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
             patch.setattr(module, name, full)
-            onnx2jax.save_checkpoint(path, {"w": jnp.zeros(2)}, position=2)
+            onnx2jax.training.save_checkpoint(path, {"w": jnp.zeros(2)}, position=2)
         assert list(tmp_path.iterdir()) == [path]
-        assert onnx2jax.load_checkpoint(path, {"w": jnp.zeros(2)})[1] == 1
+        assert onnx2jax.training.load_checkpoint(path, {"w": jnp.zeros(2)})[1] == 1
 
 
 def test_a_killed_write_leaves_the_old_or_the_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, like, met = tmp_path / "s", {"w": jnp.zeros(2)}, set()
     for at in range(20):
-        onnx2jax.save_checkpoint(path, like, position=0)
+        onnx2jax.training.save_checkpoint(path, like, position=0)
         new = {"w": jnp.ones(2)}
-        ended = killed(monkeypatch, at, lambda: onnx2jax.save_checkpoint(path, new, position=1))  # noqa: B023
-        state, position = onnx2jax.load_checkpoint(path, like)
+        ended = killed(monkeypatch, at, lambda: onnx2jax.training.save_checkpoint(path, new, position=1))  # noqa: B023
+        state, position = onnx2jax.training.load_checkpoint(path, like)
         assert state["w"].tolist() == [position] * 2
         met.add(position)
         if not ended:
@@ -388,9 +388,9 @@ assert not extras & {*sys.modules}, extras & {*sys.modules}
     for name in ("safetensors", "safetensors.numpy", "orbax.checkpoint"):
         monkeypatch.setitem(sys.modules, name, None)
     for use in (
-        lambda: onnx2jax.save_checkpoint(tmp_path / "s", {}),
-        lambda: onnx2jax.load_checkpoint(tmp_path / "s", {}),
-        lambda: onnx2jax.Checkpoints(tmp_path),
+        lambda: onnx2jax.training.save_checkpoint(tmp_path / "s", {}),
+        lambda: onnx2jax.training.load_checkpoint(tmp_path / "s", {}),
+        lambda: onnx2jax.training.Checkpoints(tmp_path),
     ):
         with pytest.raises(ImportError, match=r"pip install 'onnx2jax\[checkpoint\]'"):
             use()
@@ -415,9 +415,9 @@ def test_training_resumed_in_another_process_is_bitwise_equal(names: list[str], 
         beginning = training.init()
         state, position = resumption.run(training, training.init(), {"epoch": 0, "batch": 0}, resumption.STOP)
         assert position == {"epoch": 1, "batch": resumption.STOP - resumption.BATCHES}
-        with onnx2jax.Checkpoints(folder / "series") as checkpoints:
+        with onnx2jax.training.Checkpoints(folder / "series") as checkpoints:
             checkpoints.save(resumption.STOP, state, position=position)
-            onnx2jax.save_checkpoint(folder / "file", state, position=position)
+            onnx2jax.training.save_checkpoint(folder / "file", state, position=position)
             ends[name] = resumption.run(training, state, position, resumption.END - resumption.STOP)
         both = zip(jax.tree.leaves(ends[name][0]), jax.tree.leaves(beginning), strict=True)
         assert all(bits(x) != bits(y) for x, y in both if x.ndim)
@@ -427,11 +427,11 @@ def test_training_resumed_in_another_process_is_bitwise_equal(names: list[str], 
     subprocess.run(command, check=True, cwd=ROOT, env=env)
     for name, (state, position) in ends.items():
         for form in ("file", "series"):
-            again, where = onnx2jax.load_checkpoint(tmp_path / name / f"end of {form}", state)
+            again, where = onnx2jax.training.load_checkpoint(tmp_path / name / f"end of {form}", state)
             assert where == position
             assert_same(state, again)
 
-    with onnx2jax.Checkpoints(tmp_path / "killed") as checkpoints:
+    with onnx2jax.training.Checkpoints(tmp_path / "killed") as checkpoints:
         again, newest = checkpoints.load(resumption.marked(0))
         assert_same(again, resumption.marked(newest))
         if newest == 1:

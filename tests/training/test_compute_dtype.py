@@ -135,8 +135,8 @@ def test_an_overflow_of_float16s_gradients_is_reported_and_changes_nothing(tmp_p
     assert not np.isfinite(metrics["grad_norm"])
     assert metrics["loss_scale"] == 2 * state.loss_scale == loss_scale.FIRST
     jax.tree.map(np.testing.assert_array_equal, before, (state.params, state.opt_state))
-    path = onnx2jax.save_checkpoint(tmp_path / "s.safetensors", state)
-    again, _ = onnx2jax.load_checkpoint(path, tuned.init())
+    path = onnx2jax.training.save_checkpoint(tmp_path / "s.safetensors", state)
+    again, _ = onnx2jax.training.load_checkpoint(path, tuned.init())
     assert again.loss_scale == state.loss_scale
     for _ in range(12):
         state, metrics = tuned.step(state, BATCH)

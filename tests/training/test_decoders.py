@@ -13,8 +13,8 @@ import pytest
 from onnx import helper
 
 import onnx2jax
-from onnx2jax import next_token_loss
 from onnx2jax.errors import InputNameError, InputShapeError, InputTypeError, LossError, UnsupportedError
+from onnx2jax.training import next_token_loss
 from tests.support.models import mlp, model, value
 from tests.support.tiers import extended
 from tests.support.training import trained
@@ -85,11 +85,11 @@ def decoder(layers: int = 1, bits: int = 0, masks: Any = None) -> onnx.ModelProt
     )
 
 
-def tuning(proto: Any = None, loss: Any = "next_token", **options: Any) -> onnx2jax.FineTuning:
+def tuning(proto: Any = None, loss: Any = "next_token", **options: Any) -> onnx2jax.training.FineTuning:
     return onnx2jax.finetune(onnx2jax.convert(proto or decoder()), loss, optax.sgd(0.1), **options)
 
 
-def stepped(tuned: onnx2jax.FineTuning, batch: Any, steps: int = 2) -> tuple[Any, list[float]]:
+def stepped(tuned: onnx2jax.training.FineTuning, batch: Any, steps: int = 2) -> tuple[Any, list[float]]:
     state, losses = trained(tuned, batch, steps)
     return state.params, losses
 
@@ -247,9 +247,9 @@ TEXTS = [RNG.integers(0, VOCABULARY, n).tolist() for n in (5, 2, 3, 6, 1)]
 def test_packed_texts_match_one_text_per_row(masks: Any) -> None:
     proto = decoder(masks=masks)
     tuned = onnx2jax.finetune(onnx2jax.convert(proto), "next_token", optax.sgd(0.1))
-    packed = onnx2jax.pack_texts(onnx2jax.convert(proto), TEXTS, 8)
+    packed = onnx2jax.training.pack_texts(onnx2jax.convert(proto), TEXTS, 8)
     assert packed["input_ids"].shape == (3, 8) and packed["attention_mask"].shape == (3, 1, 8, 8)
-    alone = [onnx2jax.pack_texts(onnx2jax.convert(proto), [text], 6) for text in TEXTS]
+    alone = [onnx2jax.training.pack_texts(onnx2jax.convert(proto), [text], 6) for text in TEXTS]
     apart = {n: np.concatenate([row[n] for row in alone]) for n in packed}
     (params, losses), (other, wanted) = (stepped(tuned, batch) for batch in (packed, apart))
     np.testing.assert_allclose(losses, wanted, rtol=1e-5)
@@ -263,10 +263,10 @@ def test_packed_texts_match_one_text_per_row(masks: Any) -> None:
 
 def test_texts_that_cannot_be_packed_raise() -> None:
     with pytest.raises(UnsupportedError, match=r"cannot separate texts in one row.*attention_mask.*each text"):
-        onnx2jax.pack_texts(onnx2jax.convert(decoder()), TEXTS, 8)
+        onnx2jax.training.pack_texts(onnx2jax.convert(decoder()), TEXTS, 8)
     for texts, message in (
         ([[1], []], "text 1 has 0 tokens"),
         ([[1] * 9], "text 0 has 9 tokens; rows of 8 take 1 to 8"),
     ):
         with pytest.raises(InputShapeError, match=message):
-            onnx2jax.pack_texts(onnx2jax.convert(decoder(masks=bool)), texts, 8)
+            onnx2jax.training.pack_texts(onnx2jax.convert(decoder(masks=bool)), texts, 8)

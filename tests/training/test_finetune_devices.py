@@ -36,11 +36,11 @@ MESHES: Any = {
 """Axes of the mesh, rules, and the bytes of the state on each device: parameters and two moments."""
 
 
-def tuning(**options: Any) -> onnx2jax.FineTuning:
+def tuning(**options: Any) -> onnx2jax.training.FineTuning:
     return onnx2jax.finetune(onnx2jax.convert(mlp()), cross_entropy, optax.adam(0.05), trainable="*", **options)
 
 
-def losses(tuned: onnx2jax.FineTuning, steps: int = 5) -> tuple[Any, list[float]]:
+def losses(tuned: onnx2jax.training.FineTuning, steps: int = 5) -> tuple[Any, list[float]]:
     return trained(tuned, BATCH, steps)
 
 

@@ -148,11 +148,11 @@ def results(*models: onnx2jax.Model) -> list[np.ndarray]:
     return [np.asarray(y) for y in jax.jit(lambda x: [m(x) for m in models])(X)]
 
 
-def tuning(proto: onnx.ModelProto, lora: Any = 4, **options: Any) -> onnx2jax.FineTuning:
+def tuning(proto: onnx.ModelProto, lora: Any = 4, **options: Any) -> onnx2jax.training.FineTuning:
     return onnx2jax.finetune(onnx2jax.convert(proto), squares, optax.adam(0.05), lora=lora, **options)
 
 
-def after(tuned: onnx2jax.FineTuning, steps: int = 5, batch: Any = BATCH) -> tuple[Any, list[float]]:
+def after(tuned: onnx2jax.training.FineTuning, steps: int = 5, batch: Any = BATCH) -> tuple[Any, list[float]]:
     return training.trained(tuned, batch, steps, 3)
 
 
@@ -242,7 +242,7 @@ def test_adapter_files(tmp_path: Path) -> None:
     assert path.stat().st_size < 4096
     again = tuned.load_adapter(path)
     assert again.step == 0 and np.array_equal(again.params["w.lora_B"], state.params["w.lora_B"])
-    found = onnx2jax.load_adapter(onnx2jax.convert(proto), path)(X)
+    found = onnx2jax.training.load_adapter(onnx2jax.convert(proto), path)(X)
     np.testing.assert_array_equal(found, tuned.to_model(state)(X))
 
     with pytest.raises(CheckpointError, match=r"scales \{'w': 2.0\} by weight, but lora_alpha gives \{'w': 1.0\}"):
@@ -250,10 +250,10 @@ def test_adapter_files(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="does not match"):
         tuning(proto, 2, lora_alpha=4).load_adapter(path)
     with pytest.raises(CheckpointError, match="'w', which is not a linear map of the model"):
-        onnx2jax.load_adapter(onnx2jax.convert(mlp()), path)
-    onnx2jax.save_checkpoint(path, {"w": W})
+        onnx2jax.training.load_adapter(onnx2jax.convert(mlp()), path)
+    onnx2jax.training.save_checkpoint(path, {"w": W})
     with pytest.raises(CheckpointError, match="not written by save_adapter"):
-        onnx2jax.load_adapter(onnx2jax.convert(proto), path)
+        onnx2jax.training.load_adapter(onnx2jax.convert(proto), path)
 
 
 def test_without_safetensors_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_without_safetensors_the_error_names_the_extra(monkeypatch: pytest.Monke
     with pytest.raises(ImportError, match=r"pip install 'onnx2jax\[checkpoint\]'"):
         tuned.save_adapter(tmp_path / "a", tuned.init())
     with pytest.raises(ImportError, match=r"pip install 'onnx2jax\[checkpoint\]'"):
-        onnx2jax.load_adapter(onnx2jax.convert(mlp()), tmp_path / "a")
+        onnx2jax.training.load_adapter(onnx2jax.convert(mlp()), tmp_path / "a")
 
 
 def test_a_saved_adapter_can_be_trained_further(tmp_path: Path) -> None:

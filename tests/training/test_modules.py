@@ -31,7 +31,7 @@ def library(kind: str) -> Any:
 def convert(kind: str, source: Any, **options: Any) -> tuple[Any, onnx2jax.Model, Any]:
     """The library, the Model, and the Model as a module of the library."""
     its, m = library(kind), onnx2jax.convert(source)
-    return its, m, (onnx2jax.to_nnx if kind == "nnx" else onnx2jax.to_equinox)(m, **options)
+    return its, m, (onnx2jax.training.to_nnx if kind == "nnx" else onnx2jax.training.to_equinox)(m, **options)
 
 
 def arrays(module: Any) -> dict[str, Any]:
@@ -158,4 +158,4 @@ def test_without_the_library(kind: str, monkeypatch: pytest.MonkeyPatch) -> None
         cached.cache_clear()
     monkeypatch.setitem(sys.modules, "flax.nnx" if kind == "nnx" else "equinox", None)
     with pytest.raises(ImportError, match=rf"pip install 'onnx2jax\[{kind}\]'"):
-        (onnx2jax.to_nnx if kind == "nnx" else onnx2jax.to_equinox)(onnx2jax.convert(mlp()))
+        (onnx2jax.training.to_nnx if kind == "nnx" else onnx2jax.training.to_equinox)(onnx2jax.convert(mlp()))

@@ -443,8 +443,8 @@ def test_a_checkpoint_of_the_state(tmp_path: Path) -> None:
     trainer.initialize()
     trainer.train_step(BATCH)
     assert trainer.changed().keys() == {"w", "b", "training_info[0].algorithm/t"}
-    path = onnx2jax.save_checkpoint(tmp_path / "s", trainer.state)
-    other.state, _ = onnx2jax.load_checkpoint(path, other.state)
+    path = onnx2jax.training.save_checkpoint(tmp_path / "s", trainer.state)
+    other.state, _ = onnx2jax.training.load_checkpoint(path, other.state)
     for model in (trainer, other):
         model.train_step(BATCH)
     assert other.state.key == trainer.state.key
@@ -459,9 +459,9 @@ def test_a_checkpoint_of_the_state(tmp_path: Path) -> None:
         ),
         ({**state.variables, "b": own["t"]}, r"variables/b: int64\[\] saved, float32\[1\] expected"),
     ):
-        onnx2jax.save_checkpoint(path, replace(state, variables=entries))
+        onnx2jax.training.save_checkpoint(path, replace(state, variables=entries))
         with pytest.raises(CheckpointError, match=complaint):
-            onnx2jax.load_checkpoint(path, other.state)
+            onnx2jax.training.load_checkpoint(path, other.state)
 
 
 def test_outputs_limits_what_is_returned() -> None:

@@ -48,7 +48,9 @@ def gradients(proto: onnx.ModelProto, trainable: Any = None, **options: Any) -> 
 
 
 def test_a_rounded_weight_has_zero_gradient_and_warns() -> None:
-    with pytest.warns(onnx2jax.ZeroGradientWarning, match=r"1 of 1 .*'w' .*QuantizeLinear.*straight_through=True"):
+    with pytest.warns(
+        onnx2jax.errors.ZeroGradientWarning, match=r"1 of 1 .*'w' .*QuantizeLinear.*straight_through=True"
+    ):
         down, _ = gradients(quantized())
     np.testing.assert_array_equal(down["w"], 0)
 
@@ -82,6 +84,6 @@ def test_a_weight_with_an_unrounded_path_is_not_listed() -> None:
     ]
     constants = {"w": W, "inner": np.ones(2, np.float32), "outer": np.ones(2, np.float32)}
     proto = model(nodes, [value("x", np.float32, (3, 4))], [value("y", np.float32, (3, 2))], constants)
-    with pytest.warns(onnx2jax.ZeroGradientWarning, match=r"2 of 3 .*'w' .*'inner' .*Round"):
+    with pytest.warns(onnx2jax.errors.ZeroGradientWarning, match=r"2 of 3 .*'w' .*'inner' .*Round"):
         down, _ = gradients(proto)
     assert down["outer"].all() and not down["w"].any() and not down["inner"].any()

@@ -108,7 +108,9 @@ def test_the_state_is_sharded_by_rule(tmp_path: Path) -> None:
     }
     sharded.initialize()
     assert sharded.state.variables["w1"].sharding.spec == P(None, "model")
-    sharded.state, _ = onnx2jax.load_checkpoint(onnx2jax.save_checkpoint(tmp_path / "s", sharded.state), sharded.state)
+    sharded.state, _ = onnx2jax.training.load_checkpoint(
+        onnx2jax.training.save_checkpoint(tmp_path / "s", sharded.state), sharded.state
+    )
     assert sharded.state.own[0]["v1"].sharding.spec == P(None, "model")
     elsewhere = jax.devices("cpu")[3]
     result = sharded.infer(x=jax.device_put(X, elsewhere))

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
+from ...errors import RecompilationWarning
 from ...ir.graph import Graph
 from ...proto.types import ValueInfo
-from ...runtime.compile import RecompilationWarning
 from .cache_pairs import pairs_of
 
 MOST: Final = 3

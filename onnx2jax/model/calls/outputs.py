@@ -15,7 +15,7 @@ import numpy as np
 from jax import export
 from jax.tree_util import GetAttrKey
 
-from ...errors import UnsupportedError, with_rules
+from ...errors import DeclarationWarning, UnsupportedError, with_rules
 from ...eval.values import are_maps, is_jax, to_device, without_arrays
 from ...proto.types import TensorType, ValueInfo
 
@@ -125,10 +125,6 @@ export.register_pytree_node_serialization(
     serialize_auxdata=lambda fields: json.dumps(fields).encode(),
     deserialize_auxdata=lambda data: tuple(json.loads(data)),
 )
-
-
-class DeclarationWarning(UserWarning):
-    """An output has another element type, rank or fixed extent than the model declares (rule GR-18)."""
 
 
 class Declarations:

@@ -10,8 +10,7 @@ import pytest
 from onnx import helper
 
 import onnx2jax
-from onnx2jax import RecompilationWarning
-from onnx2jax.errors import BucketError
+from onnx2jax.errors import BucketError, RecompilationWarning
 from onnx2jax.model.calls import buckets
 from tests.support.models import model, value
 

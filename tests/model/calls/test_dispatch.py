@@ -20,10 +20,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from onnx import helper
 
 import onnx2jax
-from onnx2jax.errors import InputNameError, InputShapeError, InputTypeError
+from onnx2jax.errors import InputNameError, InputShapeError, InputTypeError, RecompilationWarning
 from onnx2jax.model.calls import arguments
 from onnx2jax.runtime import numpy_executor
-from onnx2jax.runtime.compile import RecompilationWarning
 from tests.support import decoders
 from tests.support.helpers import mesh
 from tests.support.models import mlp, mlp_reference, model, one_node, text_model, value

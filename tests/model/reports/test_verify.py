@@ -197,7 +197,7 @@ def refused(model: Model, **how: Any) -> str:
     return str(caught.value)
 
 
-@pytest.mark.filterwarnings("ignore::onnx2jax.DeviationWarning")
+@pytest.mark.filterwarnings("ignore::onnx2jax.errors.DeviationWarning")
 def test_verify_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = onnx2jax.convert(proto(PLAIN))
     assert "pass 'onnxruntime' or 'reference', or a folder" in refused(model, against="onnx-runtime")

@@ -1,0 +1,29 @@
+"""Public names of a package, whose modules are imported at first use."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+
+def exports(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """The functions ``__getattr__`` and ``__dir__`` of a package (PEP 562).
+
+    Args:
+        package: its name.
+        modules: where each public name is defined, relative to the package.
+    """
+    namespace = vars(sys.modules[package])
+
+    def find(name: str) -> Any:
+        if name in modules:
+            value = namespace[name] = getattr(import_module(f"{package}.{modules[name]}"), name)
+            return value
+        if not name.startswith("_") and find_spec(f"{package}.{name}"):
+            return import_module(f"{package}.{name}")
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return find, lambda: sorted({*namespace, *modules})
