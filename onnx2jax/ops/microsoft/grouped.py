@@ -19,6 +19,27 @@ from .fused import MICROSOFT, simplified_layer_normalization
 from .quant import unpack
 
 
+def split_heads(query, key, value, num_heads, kv_num_heads):
+    """Queries, keys and values [batch, heads, tokens, size], which ``query`` may hold all of."""
+    check_paired(key=key, value=value)
+    if key is None:
+        size = query.shape[-1] // (num_heads + 2 * kv_num_heads)
+        query, key, value = jnp.split(query, [num_heads * size, (num_heads + kv_num_heads) * size], axis=-1)
+    return heads_of(query, num_heads, "query"), *(heads_of(x, kv_num_heads, "key, value") for x in (key, value))
+
+
+def normalized(x, weight, epsilon):
+    """The heads, normalised where there is a weight."""
+    return x if weight is None else simplified_layer_normalization(x, weight, epsilon=epsilon)[0]
+
+
+def sink_of(head_sink, smooth_softmax=0):
+    """The score of each head [1, heads, 1, 1] that no key has; None for none."""
+    if head_sink is None:
+        return jnp.zeros((1, 1, 1, 1), np.float32) if smooth_softmax == 1 else None
+    return widen(head_sink).reshape(1, -1, 1, 1)
+
+
 def cache_extents(total, past_key, new):
     """(number of keys, extent of the KV cache while appending, extent of the present cache)."""
     past = 0 if past_key is None else past_key.shape[2]
@@ -125,10 +146,7 @@ def group_query_attention(
     of the past if it is larger; a sliding cache starts with the oldest token it retains.
     """
     query = jnp.asarray(query)
-    if key is None:
-        size = query.shape[-1] // (num_heads + 2 * kv_num_heads)
-        query, key, value = jnp.split(query, [num_heads * size, (num_heads + kv_num_heads) * size], axis=-1)
-    q, k, v = heads_of(query, num_heads, "query"), *(heads_of(x, kv_num_heads, "key, value") for x in (key, value))
+    q, k, v = split_heads(query, key, value, num_heads, kv_num_heads)
     (new, size), bits, total = q.shape[2:], kv_cache_bit_width, total_sequence_length
     total = total.reshape(()) if is_traced(total) else dims(total)[0]
     check_paired(past_key=past_key, past_value=past_value)
@@ -158,10 +176,8 @@ def group_query_attention(
         attention_bias=(attention_bias, "batch? q_heads? new total"), query_seqlens=(query_seqlens, "batch"),
         q_norm_weight=(q_norm_weight, "size"), k_norm_weight=(k_norm_weight, "size"),
     )  # fmt: skip
-    if q_norm_weight is not None:
-        q_epsilon, k_epsilon = (qk_norm_epsilon if e is None else e for e in (q_norm_epsilon, k_norm_epsilon))
-        q = simplified_layer_normalization(q, q_norm_weight, epsilon=q_epsilon)[0]
-        k = simplified_layer_normalization(k, k_norm_weight, epsilon=k_epsilon)[0]
+    q = normalized(q, q_norm_weight, qk_norm_epsilon if q_norm_epsilon is None else q_norm_epsilon)
+    k = normalized(k, k_norm_weight, qk_norm_epsilon if k_norm_epsilon is None else k_norm_epsilon)
     ends = jnp.asarray(seqlens_k).reshape(-1).astype(np.int32) + 1
     starts = jnp.maximum(ends - new, 0) if query_seqlens is None else ends - query_seqlens.astype(np.int32)
     if do_rotary:
@@ -189,10 +205,10 @@ def group_query_attention(
     first, last, fits = (x.reshape(-1, 1, 1, 1) for x in (first, last, fits))
     masks = window(new, keys, first, max(local_window_size - 1, -1), 0 if causal else -1)
     masks += [] if causal else [lax.iota(np.int32, keys) < last]
-    sink = jnp.zeros((1, 1, 1, 1), np.float32) if smooth_softmax == 1 else None
-    sink = sink if head_sink is None else widen(head_sink).reshape(1, -1, 1, 1)
-    options = {"scale": scale or None, "softcap": softcap, "biases": [attention_bias], "masks": masks, "sink": sink}
-    y, (*_, scores, weights) = attend(q, k, v, ends=last, keep_scores=n_outputs > 3, **options)
+    options = {"scale": scale or None, "softcap": softcap, "sink": sink_of(head_sink, smooth_softmax)}
+    y, (*_, scores, weights) = attend(
+        q, k, v, ends=last, keep_scores=n_outputs > 3, biases=[attention_bias], masks=masks, **options
+    )
     if n_outputs > 3 and qk_output not in (1, 2):
         raise ValueError(f"the output output_qk requires qk_output 1 (before softmax) or 2 (after), not {qk_output}")
     y = merged(jnp.where(fits, y, np.nan))  # a sequence longer than its cache

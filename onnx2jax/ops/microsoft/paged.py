@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..arrays import check_shape, check_shapes, dims, is_traced, widen
+from ..arrays import check_shape, check_shapes, dims, is_traced
 from ..attention import attend, check_paired, heads_of, merged, rotary_embedding, window
 from ..registry import MayBeEmpty, StaticIfKnown, op
 from .attention import projected
-from .fused import MICROSOFT, simplified_layer_normalization
-from .grouped import group_query_attention
+from .fused import MICROSOFT
+from .grouped import group_query_attention, normalized, sink_of, split_heads
 
 _CACHES = "quantized KV caches and those of latent attention are unsupported: use floating-point keys and values"
 
@@ -37,26 +37,17 @@ def paged_attention(
     del attention_metadata  # launch bounds of CUDA kernels, which do not affect the result
     if k_scale is not None or v_scale is not None or value_cache is None or key_cache.dtype != query.dtype:
         raise NotImplementedError(f"k_scale, v_scale, a missing value_cache, or a dtype other than query's: {_CACHES}")
-    if key is None:
-        size = query.shape[-1] // (num_heads + 2 * kv_num_heads)
-        query, key, value = jnp.split(query, [num_heads * size, (num_heads + kv_num_heads) * size], axis=-1)
-    q = heads_of(jnp.asarray(query)[None], num_heads, "query")
-    k, v = (heads_of(jnp.asarray(x)[None], kv_num_heads, "key, value") for x in (key, value))
+    query, key, value = (None if x is None else jnp.asarray(x)[None] for x in (query, key, value))
+    q, k, v = split_heads(query, key, value, num_heads, kv_num_heads)
     check_paired(q_norm_weight=q_norm_weight, k_norm_weight=k_norm_weight)
-    new_shape, cache, batch = (
-        "1 kv_heads total size",
-        "blocks block kv_heads size",
-        cumulative_sequence_length.shape[0] - 1,
-    )
+    new_shape, cache, batch = "1 kv_heads total size", "blocks block kv_heads size", len(cumulative_sequence_length) - 1
     check_shapes(
         {"batch": batch}, query=(q, "1 heads total size"), key=(k, new_shape), value=(v, new_shape),
         key_cache=(key_cache, cache), value_cache=(value_cache, cache), past_seqlens=(past_seqlens, "batch"),
         block_table=(block_table, "batch blocks_each"), slot_mapping=(slot_mapping, "total"),
         head_sink=(head_sink, "heads"), q_norm_weight=(q_norm_weight, "size"), k_norm_weight=(k_norm_weight, "size"),
     )  # fmt: skip
-    if q_norm_weight is not None:
-        q = simplified_layer_normalization(q, q_norm_weight, epsilon=qk_norm_epsilon)[0]
-        k = simplified_layer_normalization(k, k_norm_weight, epsilon=qk_norm_epsilon)[0]
+    q, k = (normalized(x, w, qk_norm_epsilon) for x, w in ((q, q_norm_weight), (k, k_norm_weight)))
     tokens, ends = lax.iota(np.int32, q.shape[2]), jnp.asarray(cumulative_sequence_length)[1:]
     sequence = jnp.searchsorted(ends, tokens, side="right")
     shifts = past_seqlens - jnp.asarray(cumulative_sequence_length)[:-1]  # from a token's index to its position
@@ -80,8 +71,7 @@ def paged_attention(
         k, v = (c[blocks].reshape(1, -1, *c.shape[2:]).transpose(0, 2, 1, 3) for c in (key_cache, value_cache))
         used = lax.iota(np.int32, k.shape[2]) < total
         masks = [*window(q.shape[2], k.shape[2], shift, max(local_window_size - 1, -1), 0 if is_causal else -1), used]
-        sink = None if head_sink is None else widen(head_sink).reshape(1, -1, 1, 1)
-        options = {"scale": scale or None, "softcap": softcap, "masks": masks, "sink": sink}
+        options = {"scale": scale or None, "softcap": softcap, "masks": masks, "sink": sink_of(head_sink)}
         return merged(attend(q, k, v, read=used[None, None, None], **options)[0])[0]
 
     each = lax.map(attention, (jnp.asarray(block_table), shifts, shifts + ends))

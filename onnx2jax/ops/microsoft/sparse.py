@@ -10,12 +10,12 @@ import ml_dtypes
 import numpy as np
 from jax import lax
 
-from ..arrays import check_shapes, dims, is_traced, widen
-from ..attention import attend, check_paired, heads_of, merged, window
+from ..arrays import check_shapes, dims, is_traced
+from ..attention import attend, check_paired, merged, window
 from ..indexing import BOUNDS
 from ..registry import MayBeEmpty, StaticIfKnown, op
-from .fused import MICROSOFT, simplified_layer_normalization
-from .grouped import appended, cache_extents
+from .fused import MICROSOFT
+from .grouped import appended, cache_extents, normalized, sink_of, split_heads
 from .paged import rotate_from
 
 _UNSUPPORTED = (
@@ -63,14 +63,10 @@ def dynamic_sparse_attention(
     if both and auxiliary_value is None and not auxiliary_kv_shared:
         raise ValueError("auxiliary_value may only be absent with auxiliary_kv_shared=1")
     query, total = jnp.asarray(query), total_sequence_length
-    check_paired(key=key, value=value)
-    if key is None:
-        size = query.shape[-1] // (num_heads + 2 * kv_num_heads)
-        query, key, value = jnp.split(query, [num_heads * size, (num_heads + kv_num_heads) * size], axis=-1)
-    past_type = key.dtype if past_key is None else past_key.dtype
-    if past_type != key.dtype or n_outputs > 3 or not (committed_length is key_scale is value_scale is None):
-        raise NotImplementedError(f"a cache of {past_type} for keys of {key.dtype}, scales, or checks: {_UNSUPPORTED}")
-    q, k, v = heads_of(query, num_heads, "query"), *(heads_of(x, kv_num_heads, "key, value") for x in (key, value))
+    q, k, v = split_heads(query, key, value, num_heads, kv_num_heads)
+    past_type = k.dtype if past_key is None else past_key.dtype
+    if past_type != k.dtype or n_outputs > 3 or not (committed_length is key_scale is value_scale is None):
+        raise NotImplementedError(f"a cache of {past_type} for keys of {k.dtype}, scales, or checks: {_UNSUPPORTED}")
     check_paired(past_key=past_key, past_value=past_value)
     check_paired(q_norm_weight=q_norm_weight, k_norm_weight=k_norm_weight)
     (batch, _, new, size), new_shape, past_shape = q.shape, "batch heads new size", "batch heads past size"
@@ -88,9 +84,7 @@ def dynamic_sparse_attention(
     keys, rows, _ = cache_extents(total, past_key, new)
     ends = jnp.asarray(seqlens_k).astype(np.int32) + 1
     starts = ends - new
-    if q_norm_weight is not None:
-        q = simplified_layer_normalization(q, q_norm_weight, epsilon=qk_norm_epsilon)[0]
-        k = simplified_layer_normalization(k, k_norm_weight, epsilon=qk_norm_epsilon)[0]
+    q, k = (normalized(x, w, qk_norm_epsilon) for x, w in ((q, q_norm_weight), (k, k_norm_weight)))
     if do_rotary:
         if cos_cache is None or sin_cache is None or not 0 <= rotary_offset <= size - 2 * cos_cache.shape[1]:
             raise ValueError(f"do_rotary=1 needs cos_cache and sin_cache that fit the features after {rotary_offset=}")
@@ -109,8 +103,7 @@ def dynamic_sparse_attention(
     else:
         mask, valid = _selected(indices, selected_counts, batch, keys, ends)
         attended = attended & mask
-    sink = jnp.zeros((1, 1, 1, 1), np.float32) if smooth_softmax == 1 else None
-    sink = sink if head_sink is None else widen(head_sink).reshape(1, -1, 1, 1)
+    sink = sink_of(head_sink, smooth_softmax)
     y = merged(attend(q, k, v, scale=scale, masks=[attended], read=attended, sink=sink)[0])
     valid &= ((starts >= 0) & (ends <= keys)).reshape(-1, 1, 1)
     dtype = np.dtype(ml_dtypes.bfloat16) if output_bf16 and y.dtype == np.float16 else y.dtype
