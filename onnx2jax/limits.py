@@ -64,3 +64,80 @@ AN_ARRAY: Final = 0.4
 """Microseconds of dispatch for each array."""
 MOST_CANCELLED: Final = 2.0**12
 """By which a sum may exceed what is left of it, and the weights: of (y + c) - c, which rounds y, nothing is left."""
+
+# ------------------------------------------------------------------------------- convolutions on a TPU, and on a GPU
+# Cycles of a v5e, counted by XLA's compiler; times of an H200. Not re-measured.
+
+CONV_FEW_INPUTS: Final = 8
+"""Channels below which TPUs and GPUs compute patches of an image as one product: 16x16 over 8 images of 224x224 take
+a v5e 27 thousand cycles rather than 240, 4x4 105 rather than 205; but 8x8 over 16 channels 77 rather than 67. With
+a convolution there, ViT-small in float32 takes an H200 1.46 ms, and 1.26 by hand."""
+CONV_LONG: Final = 32
+"""Taps of a filter of one channel along one axis from which a TPU computes it as a product with a Toeplitz matrix:
+256 taps over 16384 samples in 30 thousand cycles of a v5e rather than 8550, 32 taps in 26 rather than 1147. Strides
+beyond a sixteenth of the taps do not pay: 400 taps 160 apart take 329 as they are."""
+CONV_FEW_FILTERS: Final = 8
+"""Filters, over as few images, that a TPU computes row by row: 3x39 from 8 channels to 8 over 172x264 in 47 thousand
+cycles of a v5e rather than 1802, compiled in 2 s rather than 15; 3x3 from 64 to 1 over 224x224 in 85 rather than 297.
+It does not pay for 64 filters or 128 images, and a few taps over fewer channels than results move more bytes."""
+
+# ------------------------------------------------------------------------------------------- convolutions on a CPU
+# Milliseconds of one core of an AMD EPYC (Zen 4), jax 0.10.2; see the table in ops/conv_cpu.py. Not re-measured,
+# but for what names another release.
+
+CONV_WINDOW: Final = 32
+"""Numbers of a window up to which it goes by columns, whatever the image: 3x3 over 3 channels in 0.75 ms rather than
+1.8, but 7x7 in 5.8 rather than 2.8. Larger ones go so where the result has no more pixels than channels."""
+CONV_INT8_WINDOW, CONV_INT8_PIXELS = 256, 512
+"""The same of int8, and pixels up to which larger windows go so: 14x14 pixels of 256 channels in 0.8 ms of processor
+time rather than 1.5, 7x7 of 512 for 8 images in 5.3 rather than 7.0. XLA takes an image that it has to transpose
+first, such as an input, by a slow kernel: 7x7 over 3 channels in 79 ms."""
+CONV_SHORT_ROWS: Final = 40
+"""Pixels up to which columns have the pixels last: a step forward and backward over 3x3 pixels of 512 channels takes
+4.7 ms rather than 5.6, 6x6 to 3x3 of 512 5.0 rather than 5.9, but 7x7 of 512 13.0 rather than 10.8."""
+CONV_GROUP_CHANNELS, CONV_GROUP_SIZE, CONV_GROUP_COLUMNS = 4, 1200, 2**22
+"""Channels of a group, or channels times pixels, up to which groups go by columns while these, in numbers, stay in the
+cache; others go one after the other. 32 groups: 24x24 pixels of 4 channels in 0.36 ms rather than 1.55, 12x12 of 8 in
+0.26 rather than 0.45, 6x6 of 16 in 0.20 rather than 0.22; but 28x28 of 8 in 3.2 rather than 2.0, 10x10 of 16 in 0.60
+rather than 0.44."""
+CONV_FEW_CHANNELS: Final = 16
+"""XLA:CPU has a fast kernel for convolutions, of 8 bits or of floats, that read or make more channels than this."""
+MAX_SUMMANDS: Final = 2**31 // 2**14 - 1
+"""Products of two int8 values whose sum stays below 2**31."""
+CONV_PACKED_PRODUCTS, CONV_PACKED_INT8_PRODUCTS = 100_000, 1_000_000
+"""Products from which neighbours in images of few channels, of floats and of int8, become channels: 208x208 pixels, 16
+channels to 16, in 3.0 ms rather than 3.9; 720x720, 16 to 3 by 9x9, in 64 rather than 226; 14x14, 8 to 16 by 5x5, in
+0.11 rather than 0.15."""
+CONV_PACK_INT8: Final = 8
+"""Channels that images of int8 get so: 7x7 by 2 over 3 channels with jax 0.12 in 1.5 ms rather than 3.0 by columns, 5x5
+over 3 in 0.46 rather than 1.17, 3x3 over 3 for 64 in 2.5 rather than 3.1; with jax 0.10 in as long."""
+WINOGRAD_SIDE, WINOGRAD_PIXELS, WINOGRAD_CHANNELS, WINOGRAD_PRODUCTS = 24, 2**14, 64, 100_000_000
+"""The side of a result from which, and its pixels up to which, 3x3 kernels go by Winograd's way, which takes longer to
+compile, from so many channels and products: 56x56 pixels of 64 channels in 1.7 ms rather than 2.6; 14x14 of 256 in 4.6
+rather than 4.0. Tiles of larger images leave the cache: 224x224 of 64 in 35 rather than 27 (39 and 23 with jax 0.12),
+901x161 of 128 to 64 in 249 rather than 209 (256 and 186), 224x224 of 128 in 79 rather than 85."""
+ONEDNN_OF_ONE_ELEMENT, ONEDNN_OF_MORE = (32, 8192), (48, 1024)
+"""Input channels up to which, and pixels from which, oneDNN computes a convolution, by the size of the kernel: 3x3 over
+224x224 pixels of 3 channels in 0.21 ms rather than 0.42, 16 channels of 208x208 in 1.3 rather than 2.8, 7x7 over 3 in
+1.4 rather than 2.7, 1x1 from 16 channels of 160x160 in 0.15 rather than 0.24. Of int8 those that would go by columns:
+7x7 over 3 for 8 images in 9.6 ms rather than 20.9, 3x3 over 16 channels of 112x112 in 0.32 rather than 1.09."""
+ONEDNN_FEW_OUTPUTS, ONEDNN_FEW_OUTPUTS_PRODUCTS = 24, 10_000_000
+"""Output channels up to which it computes those from so many products, too: 384x384 pixels, 3 to 8 by 9x9, in 3.3 ms
+rather than 6.3 by Eigen and 43 by YNNPACK, 16 to 3 in 14 rather than 39 and 231; 160x160, 96 to 8 by 3x3, in 4.3 rather
+than 9.8 and 50."""
+ONEDNN_PRODUCTS: Final = 400_000_000
+"""Products from which it computes those of any channels, where neither columns nor Winograd serve: 224x224 of 64 in
+17.5 ms rather than 22.6 by Eigen and 33 by YNNPACK, of 128 in 68 rather than 81 and 229, 900x160, 128 to 64, in 120
+rather than 147 and 401."""
+ONEDNN_INT8_PRODUCTS, ONEDNN_INT8_ROWS, ONEDNN_INT8_ROW_PRODUCTS = 2**18, 8, 2**20
+"""Products of int8 from which it computes matrix products and convolutions, and from which where there are fewer rows
+than that. Smaller ones take as long by XLA's kernels: 64x64 by 64x64 takes 16 us either way, 16x64 by 64x64 20 us; a
+row by 256x1024 takes 17 us in a loop rather than 22; but a row by 768x3072 122 rather than 198, two 124 rather than
+181."""
+EIGEN_SMALL, EIGEN_LARGE, EIGEN_LONG = 500_000, 10_000_000, 64
+"""Products up to which (jaxlib 0.11 and 0.12), or from which (0.10), Eigen computes a convolution faster than YNNPACK,
+and the length of a kernel from which it does in any case (0.10); one by one from 0.2 to 115 million products.
+
+3x3 over 56x56 pixels of 64 channels: 2.5 and 1.6 ms in 0.10, 1.3 and 1.45 in 0.12; over 8x8 of 16, to 32: 24 and 28 us
+in 0.10, 75 and 25 in 0.12; over 160x160 of 96, to 8: 50.7 and 9.8 ms in 0.10; over 56x56 of 64, to 24: 2.1 and 1.1.
+Of 100 from 3 to 96 channels to 1 to 24, from 10 million, one took YNNPACK less than 0.9 times as long."""

@@ -19,6 +19,8 @@ import jax
 import numpy as np
 
 from ..compat.jaxprs import ClosedJaxpr, Literal, Var, evaluated, transpose
+from ..ops.conv_rules import Problem
+from ..ops.window import Window
 
 Branch = Callable[["Equation"], int]
 """Chooses one of the branches of a choice by platform."""
@@ -84,6 +86,18 @@ class Equation:
         """The programs among its parameters."""
         every = (v for value in self.params.values() for v in (value if isinstance(value, tuple | list) else (value,)))
         return [Program.of(v) for v in every if hasattr(getattr(v, "jaxpr", v), "eqns")]
+
+    @property
+    def convolution(self) -> Problem:
+        """The convolution that it is."""
+        x, w, y = (v.aval for v in (*self.inputs, *self.outputs))
+        image, kernel, result = self.params["dimension_numbers"]
+        sizes, shape = (y.shape[result[0]], *(x.shape[i] for i in image[2:])), tuple(w.shape[i] for i in kernel)
+        names = "window_strides", "padding", "rhs_dilation", "lhs_dilation"
+        strides, pads, dilations, stretch = (tuple(self.params[name]) for name in names)
+        window = Window(shape[2:], strides, tuple(map(tuple, pads)), dilations)
+        groups, batches = self.params["feature_group_count"], self.params["batch_group_count"]
+        return Problem(x.dtype, sizes, shape, window, groups, stretch, batches, [y.shape[i] for i in result[2:]])
 
     def bind(self, values: Sequence[Any], **params: Any) -> list[Any]:
         """Its results for values of its inputs, with some parameters changed."""
@@ -222,12 +236,6 @@ def values_of(operands: Sequence[Any], values: Mapping[Any, Any]) -> list[Any]:
 
 
 # ------------------------------------------------------------------------------------------------------ equations
-
-
-def convolution_flops(equation: Equation) -> int:
-    """Of a convolution, multiplications and additions."""
-    w, y = equation.inputs[1].aval, equation.outputs[0].aval
-    return int(2 * y.size * w.size // max(w.shape[equation.params["dimension_numbers"].rhs_spec[0]], 1))
 
 
 def needed(equations: Sequence[Equation], outputs: Sequence[Any]) -> list[Equation]:

@@ -13,28 +13,15 @@ from jax import lax
 from .arrays import accumulator, check_shape, dims, is_known, xp
 from .conv_cpu import channels_last, convolve, kernel_first, multiply_adds
 from .conv_numpy import convolve_numpy
+from .conv_rules import Problem, lowering
 from .finite import finite_or
 from .registry import Static, op, taking
 from .unfolded import unfolded
 from .vision import sample_linear
-from .window import MAX_TAPS, WINDOW, Window, count_blocks, padded, split_pads, window_of
+from .window import WINDOW, Window, count_blocks, padded, split_pads, window_of
 
-FEW_CHANNELS = 8
-"""TPUs and GPUs compute patches of images of fewer channels as one product: 16x16 over 8 images of 224x224 take
-a v5e 27 thousand cycles rather than 240, 4x4 105 rather than 205; but 8x8 over 16 channels 77 rather than 67. With
-a convolution there, ViT-small in float32 takes an H200 1.46 ms, and 1.26 by hand."""
-
-LONG = 32
-"""A TPU computes a filter of one channel along one axis, of so many taps or more, as a product with a Toeplitz matrix:
-256 taps over 16384 samples in 30 thousand cycles of a v5e rather than 8550, 32 taps in 26 rather than 1147. Strides
-beyond a sixteenth of the taps do not pay: 400 taps 160 apart take 329 as they are."""
 ROW = 128
-"""Results in a row of that product."""
-
-FEW_FILTERS = 8
-"""A TPU computes so few filters over so few images row by row: 3x39 from 8 channels to 8 over 172x264 in 47 thousand
-cycles of a v5e rather than 1802, compiled in 2 s rather than 15; 3x3 from 64 to 1 over 224x224 in 85 rather than 297.
-It does not pay for 64 filters or 128 images, and a few taps over fewer channels than results move more bytes."""
+"""Results in a row of a product with a Toeplitz matrix."""
 
 
 def fold(columns, image, window):
@@ -61,12 +48,10 @@ def conv(x, w, window, groups=1, stretch=()):
         return convolve_numpy(*_widened(x, w), window, groups, stretch)
     x, w = jnp.asarray(x), jnp.asarray(w)
     forms = {"cpu": _on_cpu, "cuda": _on_cuda, "default": _native}
-    if is_patches(x, window, groups, stretch):
-        forms["tpu"] = forms["cuda"] = _patches
-    elif is_long_filter(x, w, window, groups, stretch):
-        forms["tpu"] = _finite_toeplitz
-    elif is_few_filters(x, w, window, groups, stretch):
-        forms["tpu"] = _by_rows
+    if (
+        name := lowering(Problem(x.dtype, (x.shape[0], *x.shape[2:]), w.shape, window, groups, stretch), "tpu")
+    ) != "native":
+        forms["tpu"] = {"patches": _patches, "toeplitz": _finite_toeplitz, "rows": _by_rows}[name]
     chosen = {n: partial(form, window=window, groups=groups, stretch=stretch) for n, form in forms.items()}
     if jnp.issubdtype(x.dtype, jnp.integer):
         return chosen["cpu"](*_widened(x, w))
@@ -85,35 +70,6 @@ def _native(x, w, window, groups, stretch=()):
     return lax.conv_general_dilated(
         x, w, window.strides, window.pads, stretch or None, window.dilations, feature_group_count=groups
     )
-
-
-def is_patches(x, window, groups, stretch):
-    """Whether windows lie side by side over an image of few channels, as where a vision transformer begins."""
-    if groups > 1 or stretch or x.shape[1] >= FEW_CHANNELS or not all(isinstance(n, int) for n in x.shape):
-        return False
-    beside = window.strides == tuple(window.kernel) and set(window.dilations) <= {1} and not any(map(any, window.pads))
-    return beside and math.prod(window.kernel) > 1
-
-
-def is_long_filter(x, w, window, groups, stretch):
-    """Whether windows are many taps along one axis of one channel, and overlap by most of them."""
-    taps = max(window.kernel)
-    if groups > 1 or stretch or x.shape[1] != 1 or w.shape[0] > FEW_CHANNELS or taps < LONG:
-        return False
-    along, fixed = taps == math.prod(window.kernel), all(isinstance(n, int) for n in x.shape)
-    strides = [s for k, s in zip(window.kernel, window.strides, strict=True) if k != taps]
-    stride = window.strides[window.kernel.index(taps)]
-    return along and fixed and {*strides, *window.dilations} == {1} and LONG // 2 * stride <= taps
-
-
-def is_few_filters(x, w, window, groups, stretch):
-    """Whether few filters of many taps, or of many channels, move over few images with rows and columns."""
-    if groups > 1 or stretch or x.ndim != 4 or not all(isinstance(n, int) for n in x.shape):
-        return False
-    if w.shape[0] > FEW_FILTERS or min(count_blocks(x.shape[2:], window)) < FEW_FILTERS:
-        return False
-    taps, shrinks = math.prod(window.kernel), w.shape[0] * min(window.kernel) <= x.shape[1]
-    return 0 < x.shape[0] <= (FEW_FILTERS if taps >= LONG else FEW_FILTERS // 2 if shrinks and taps > 1 else 0)
 
 
 def _toeplitz(x, w, window, **_):
@@ -178,10 +134,13 @@ def _on_cuda(x, w, window, groups, stretch=()):
     convolutions alone an H100 takes 0.74. XLA 0.10 and 0.11 end the process on gradients of some products of every
     second pixel behind a BatchNormalization (ResNet-50's), so those stay convolutions.
     """
+    how = lowering(Problem(x.dtype, (x.shape[0], *x.shape[2:]), w.shape, window, groups, stretch), "cuda")
+    if how == "patches":
+        return _patches(x, w, window)
     y, wide = lax.transpose(x, (0, *range(2, x.ndim), 1)), accumulator(x.dtype)
-    if not stretch and groups > 1 and w.shape[:2] == (groups, 1) and math.prod(window.kernel) <= MAX_TAPS:
+    if how == "depthwise":
         y = multiply_adds(y.astype(wide), w.astype(wide), window, axis=1).astype(x.dtype)
-    elif not stretch and groups == 1 and {*window.kernel, *window.strides} == {1} and not any(map(any, window.pads)):
+    elif how == "pointwise":
         contracted = (((x.ndim - 1,), (1,)), ((), ()))
         y = lax.dot_general(y, w.reshape(w.shape[:2]), contracted, preferred_element_type=x.dtype)
     else:

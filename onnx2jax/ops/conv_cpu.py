@@ -32,39 +32,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..limits import CONV_SHORT_ROWS
 from .arrays import accumulator
+from .conv_rules import Problem, lowering
 from .finite import finite_or
 from .window import MAX_TAPS, Window, count_blocks, padded, taps
-from .winograd import is_supported, winograd
-
-HELD: Final = 32
-"""Windows of up to so many numbers go by columns, whatever the image: 3x3 over 3 channels in 0.75 ms rather than 1.8,
-but 7x7 in 5.8 rather than 2.8. Larger ones where the result has no more pixels than channels; see the table above."""
-HELD_OF_8_BITS, PIXELS_OF_8_BITS = 256, 512
-"""Columns of int8: 14x14 pixels of 256 channels in 0.8 ms of processor time rather than 1.5, 7x7 of 512 for 8 images in
-5.3 rather than 7.0. XLA takes an image that it has to transpose first, such as an input, by a slow kernel: 7x7 over 3
-channels in 79 ms."""
-SHORT_ROWS: Final = 40
-"""Columns of so few pixels lie with the pixels last: a step forward and backward over 3x3 pixels of 512 channels takes
-4.7 ms rather than 5.6, 6x6 to 3x3 of 512 5.0 rather than 5.9, but 7x7 of 512 13.0 rather than 10.8."""
-FEW_OF_A_GROUP, SMALL_GROUP, CACHED_COLUMNS = 4, 1200, 2**22
-"""Groups of up to so many channels, or of so many channels times pixels, go by columns while these stay in the cache,
-others one after the other. 32 groups: 24x24 pixels of 4 channels in 0.36 ms rather than 1.55, 12x12 of 8 in 0.26 rather
-than 0.45, 6x6 of 16 in 0.20 rather than 0.22; but 28x28 of 8 in 3.2 rather than 2.0, 10x10 of 16 in 0.60 rather than
-0.44. Processor and release as above."""
-NARROW: Final = 16
-"""XLA:CPU has a fast kernel for convolutions, of 8 bits or of floats, that read or make more channels than this."""
-MANY_NARROW_PRODUCTS, MANY_OF_8_BITS = 100_000, 1_000_000
-"""Narrow images of floats and of int8 are packed from this many products: 208x208 pixels, 16 channels to 16, in 3.0 ms
-rather than 3.9; 720x720, 16 to 3 by 9x9, in 64 rather than 226; 14x14, 8 to 16 by 5x5, in 0.11 rather than 0.15."""
-ENOUGH_CHANNELS_OF_8_BITS: Final = 8
-"""Images of int8 are packed to so many: 7x7 by 2 over 3 channels with jax 0.12 in 1.5 ms rather than 3.0 by columns,
-5x5 over 3 in 0.46 rather than 1.17, 3x3 over 3 for 64 in 2.5 rather than 3.1; with jax 0.10 in as long."""
-LONG_SIDE, MANY_PIXELS, MANY_CHANNELS, MANY_PRODUCTS = 24, 2**14, 64, 100_000_000
-"""3x3 kernels go by Winograd's way, which takes longer to compile, over images from this side to so many pixels, with
-so many channels and products: 56x56 pixels of 64 channels in 1.7 ms rather than 2.6; 14x14 of 256 in 4.6 rather than
-4.0. Its tiles of larger images leave the cache: 224x224 of 64 in 35 rather than 27 (39 and 23 with jax 0.12), 901x161
-of 128 to 64 in 249 rather than 209 (256 and 186), 224x224 of 128 in 79 rather than 85."""
+from .winograd import winograd
 
 Form = Callable[[Any, Any, Window, int], Any]
 
@@ -87,27 +60,7 @@ def convolve(x: Any, w: Any, window: Window, groups: int = 1, stretch: tuple[int
 
 def chosen(x: Any, w: Any, window: Window, groups: int) -> Form:
     """The fastest form for the shapes of an image and of weights."""
-    count, (outputs, channels) = math.prod(window.kernel), w.shape[:2]
-    is_exact = jnp.issubdtype(x.dtype, jnp.integer) and x.dtype != np.int8  # sums that only products have
-    if groups > 1 and channels == 1 and count <= MAX_TAPS:
-        return depthwise
-    if groups > 1 and not is_exact:
-        return _grouped(x, window, groups, channels)
-    if groups == count == 1:
-        return pointwise
-    if is_exact:
-        return columns
-    held, few = (HELD_OF_8_BITS, PIXELS_OF_8_BITS) if x.dtype == np.int8 else (HELD, outputs)
-    sizes = (x.shape[0], *(blocks := count_blocks(x.shape[1:-1], window)))
-    if not all(isinstance(n, int) for n in sizes):  # symbolic dimensions of jax.export
-        return columns if count <= MAX_TAPS and count * channels <= held else native
-    pixels, many = math.prod(sizes), MANY_OF_8_BITS if x.dtype == np.int8 else MANY_NARROW_PRODUCTS
-    if pixels * w.size >= many and _pack(x, w, window) > 1:
-        return packed
-    if count <= MAX_TAPS and (pixels <= few or count * channels <= held):
-        return columns
-    large = min(blocks) >= LONG_SIDE and min(outputs, channels) >= MANY_CHANNELS and math.prod(blocks) <= MANY_PIXELS
-    return tiled if large and pixels * w.size >= MANY_PRODUCTS and is_supported(x, window) else native
+    return FORMS[lowering(Problem(x.dtype, x.shape[:-1], w.shape, window, groups), "cpu")]
 
 
 def tiled(x: Any, w: Any, window: Window, groups: int) -> Any:
@@ -118,17 +71,6 @@ def tiled(x: Any, w: Any, window: Window, groups: int) -> Any:
 def _or_native(y: Any, x: Any, w: Any, window: Window, groups: int) -> Any:
     """y, or ``native`` where it is not finite: the form multiplied by zero what a window does not hold."""
     return finite_or(y, functools.partial(native, window=window, groups=groups), x, w)
-
-
-def _grouped(x: Any, window: Window, groups: int, channels: int) -> Form:
-    """The fastest form for so many channels a group."""
-    sizes, count = (x.shape[0], *count_blocks(x.shape[1:-1], window)), math.prod(window.kernel)
-    if all(isinstance(n, int) for n in sizes) and count <= MAX_TAPS:
-        pixels = math.prod(sizes)
-        few = channels <= FEW_OF_A_GROUP or pixels * channels <= SMALL_GROUP or groups > MAX_TAPS
-        if few and pixels * count * x.shape[-1] <= CACHED_COLUMNS:
-            return columns
-    return piecewise if groups <= MAX_TAPS else native
 
 
 def native(x: Any, w: Any, window: Window, groups: int, stretch: tuple[int, ...] = ()) -> Any:
@@ -172,7 +114,7 @@ def columns(x: Any, w: Any, window: Window, groups: int) -> Any:
 
 def _has_short_rows(x: Any, window: Window) -> bool:
     pixels = math.prod((x.shape[0], *count_blocks(x.shape[1:-1], window)))
-    return x.dtype != np.int8 and isinstance(pixels, int) and pixels <= SHORT_ROWS
+    return x.dtype != np.int8 and isinstance(pixels, int) and pixels <= CONV_SHORT_ROWS
 
 
 def _pixels_last(x: Any, w: Any, window: Window, groups: int) -> Any:
@@ -189,23 +131,9 @@ def _pixels_last(x: Any, w: Any, window: Window, groups: int) -> Any:
     return lax.transpose(y, (*range(1, y.ndim), 0))
 
 
-def _pack(x: Any, w: Any, window: Window) -> int:
-    """How many neighbours along the last axis become one, so that there are channels enough; 1 where there are."""
-    (outputs, inputs), stride = w.shape[:2], window.strides[-1]
-    if window.dilations[-1] > 1 or window.kernel[-1] == 1:
-        return 1
-    if x.dtype == np.int8:
-        sizes = (stride << i for i in range(8))
-        enough = (n for n in sizes if n * inputs >= ENOUGH_CHANNELS_OF_8_BITS and n // stride * outputs > NARROW)
-        return next(enough) if inputs < NARROW else 1
-    if x.dtype != np.float32 or stride > 1 or max(inputs, outputs) > NARROW:
-        return 1
-    return next(n for n in (2, 4, 8, 16, 32) if n * max(inputs, outputs) > NARROW)
-
-
 def packed(x: Any, w: Any, window: Window, groups: int) -> Any:
     """``in_packs`` of as many pixels as give XLA enough channels."""
-    return in_packs(x, w, window, groups, _pack(x, w, window), native)
+    return in_packs(x, w, window, groups, Problem(x.dtype, x.shape[:-1], w.shape, window).pack, native)
 
 
 def in_packs(x: Any, w: Any, window: Window, groups: int, size: int, form: Form) -> Any:
@@ -344,3 +272,7 @@ def kernel_first(w: Any) -> Any:
 
 def _summed(dtype: Any) -> Any:
     return np.int32 if dtype == np.int8 else dtype
+
+
+FORMS: Final = {f.__name__: f for f in (columns, depthwise, native, packed, piecewise, pointwise, tiled)}
+"""By the names of conv_rules.py."""

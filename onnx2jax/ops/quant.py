@@ -14,7 +14,7 @@ from ..proto.dtypes import FLOAT6, HOST_ONLY, to_dtype
 from .arrays import axis_of, is_known, needs_known, xp
 from .cast import is_integer
 from .conv import conv
-from .conv_cpu import NARROW
+from .conv_rules import Problem, lowering
 from .linalg import product
 from .registry import op, taking
 from .window import WINDOW, taps, window_of
@@ -242,10 +242,6 @@ def max_magnitude(dtype, zero_point):
     return int(max(ends.max - zero_point.min(), zero_point.max() - ends.min))
 
 
-MAX_SUMMANDS = 2**31 // 2**14 - 1
-"""The number of products of two int8 values whose sum stays below 2**31."""
-
-
 def integer_conv(x, w, x_zero_point, w_zero_point, group, **attributes):
     """The int32 convolution of 8-bit tensors minus their zero points."""
     window = window_of(x.shape[2:], w.shape[2:], **attributes)
@@ -253,7 +249,7 @@ def integer_conv(x, w, x_zero_point, w_zero_point, group, **attributes):
     if is_known((x, w)):
         return in_float(x, w)
     x, w = jnp.asarray(x), jnp.asarray(w)
-    if group > 1 or math.prod(w.shape[1:]) > MAX_SUMMANDS or max(w.shape[:2]) <= NARROW:
+    if lowering(Problem(x.dtype, (x.shape[0], *x.shape[2:]), w.shape, window, group), "int8") != "integers":
         return in_float(x, w)
     # On CPUs layout assignment selects the int8 convolution when it puts channels last; XLA:GPU has none.
     in_integers = partial(signed_conv, zero_points=(x_zero_point, w_zero_point), window=window)

@@ -27,11 +27,6 @@ POINTS: Final = (0.0, 0.75, -0.75, 1.5, -1.5)
 2e-6 for 128 channels; with 0, 1, -1, 2, -2 it is 8e-6, and 5e-7 for a plain convolution."""
 
 
-def is_supported(x: Any, window: Window) -> bool:
-    """Whether ``winograd`` supports an image and a window."""
-    return x.dtype == np.float32 and window == ((3, 3), (1, 1), window.pads, (1, 1))
-
-
 def winograd(x: Any, w: Any, window: Window, _groups: int) -> Any:
     """The convolution of x (N, H, W, C) with w (O, C, 3, 3), of strides and dilations 1."""
     w = lax.transpose(w, (2, 3, 1, 0))

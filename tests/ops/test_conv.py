@@ -16,6 +16,7 @@ import onnx2jax
 from onnx2jax import compat
 from onnx2jax.errors import OnnxError
 from onnx2jax.ops import conv
+from onnx2jax.ops.conv_rules import Problem, lowering
 from onnx2jax.ops.window import Window
 from tests.support.helpers import run_op
 from tests.support.joined import differences, joined
@@ -220,6 +221,11 @@ def test_errors_name_mismatched_shapes(name, inputs, attributes, words):
         run_op(name, *inputs, **attributes)
 
 
+def lowered(x, w, window):
+    """The form that a TPU takes."""
+    return lowering(Problem(x.dtype, (x.shape[0], *x.shape[2:]), w.shape, window), "tpu")
+
+
 def test_patches_are_one_product():
     """The form for TPUs of windows that lie side by side; pixels beyond the last whole patch are left out."""
     calls, expected = {}, {}
@@ -232,7 +238,7 @@ def test_patches_are_one_product():
         x, w = f32(*shape), f32(6, shape[1], *kernel)
         rank = len(kernel)
         window = Window(kernel, kernel, ((0, 0),) * rank, (1,) * rank)
-        assert conv.is_patches(x, window, 1, ())
+        assert lowered(x, w, window) == "patches"
         calls[shape] = partial(conv._patches, window=window), (x, w)
         expected[shape] = plain(x, w, strides=kernel, pads=[(0, 0)] * rank, dilations=(1,) * rank, groups=1)
     pairs = {shape: (y, expected[shape]) for shape, y in joined(calls).items()}
@@ -245,7 +251,7 @@ def test_patches_are_one_product():
 )
 def test_other_windows_are_no_patches(change):
     window = Window((4, 4), (4, 4), ((0, 0), (0, 0)), (1, 1))._replace(**change)
-    assert not conv.is_patches(f32(1, 3, 16, 16), window, 1, ())
+    assert lowered(f32(1, 3, 16, 16), f32(8, 3, *window.kernel), window) != "patches"
 
 
 FILTERS = {
@@ -263,7 +269,7 @@ def test_long_filters_are_toeplitz_products(dtype, tolerance):
     calls, expected = {}, {}
     for case, (shape, window) in FILTERS.items():
         x, w = f32(*shape).astype(dtype), f32(2, 1, *window.kernel).astype(dtype)
-        assert conv.is_long_filter(x, w, window, 1, ())
+        assert lowered(x, w, window) == "toeplitz"
         calls[case] = partial(conv._toeplitz, window=window), (x, w)
         expected[case] = plain(x, w, strides=window.strides, pads=window.pads, dilations=window.dilations, groups=1)
     results = joined(calls)
@@ -272,14 +278,15 @@ def test_long_filters_are_toeplitz_products(dtype, tolerance):
     assert not differences(pairs, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize(
-    "change", [{"kernel": (16,)}, {"strides": (8,)}, {"dilations": (2,)}, {"kernel": (32, 2), "strides": (1, 1)}]
-)
+BOTH = Window((32, 2), (1, 1), ((0, 0), (0, 0)), (1, 1))
+
+
+@pytest.mark.parametrize("change", [{"kernel": (16,)}, {"strides": (8,)}, {"dilations": (2,)}, BOTH._asdict()])
 def test_other_windows_are_no_long_filters(change):
     window = FILTERS["one axis"][1]._replace(**change)
     shape = (300,) * len(window.kernel)
-    assert not conv.is_long_filter(f32(1, 1, *shape), f32(1, 1, *window.kernel), window, 1, ())
-    assert not conv.is_long_filter(f32(1, 2, *shape), f32(1, 2, *window.kernel), window, 1, ())
+    assert lowered(f32(1, 1, *shape), f32(1, 1, *window.kernel), window) != "toeplitz"
+    assert lowered(f32(1, 2, *shape), f32(1, 2, *window.kernel), window) != "toeplitz"
 
 
 FEW = {
@@ -297,7 +304,7 @@ def test_few_filters_are_convolutions_of_rows(case):
     x, w, window = FEW[case]
     rng = np.random.default_rng(3)  # its own: whatever tests the process ran before
     x, w = (rng.standard_normal(shape).astype(np.float32) for shape in (x, w))
-    assert conv.is_few_filters(x, w, window, 1, ())
+    assert lowered(x, w, window) == "rows"
 
     @jax.jit
     def call(x, w):
@@ -336,7 +343,7 @@ def test_rows_of_half_precision_are_summed_in_float32():
 )
 def test_other_filters_are_not_few(x, w):
     window = Window(w[2:], (1, 1), ((0, 0), (0, 0)), (1, 1))
-    assert not conv.is_few_filters(f32(*x), f32(*w), window, 1, ())
+    assert lowered(f32(*x), f32(*w), window) != "rows"
 
 
 CHANNELS_LAST = [

@@ -14,6 +14,7 @@ from jax import lax
 
 from onnx2jax import compat
 from onnx2jax.ops import conv_cpu
+from onnx2jax.ops.conv_rules import Problem
 from onnx2jax.ops.window import Window, window_of
 from onnx2jax.ops.winograd import POINTS, matrices
 from tests.support.joined import differences, joined
@@ -111,7 +112,7 @@ def test_int8_channels_are_combined_exactly(kernel: Any) -> None:
             (2, 9, 101, inputs),
             (outputs, inputs, *kernel),
         )
-        assert conv_cpu._pack(np.empty(x, np.int8), np.empty(w, np.int8), window) % strides[1] == 0
+        assert Problem(np.dtype(np.int8), x[:-1], w, window).pack % strides[1] == 0
         cases[strides, inputs, outputs] = [conv_cpu.packed], (window, 1), x, w
     assert not violations(cases, np.int8, rtol=0)
 

@@ -27,9 +27,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from ....ops.conv_cpu import NARROW
-from ....ops.quant import MAX_SUMMANDS, integer_product, signed_conv
-from ....ops.window import Window
+from ....limits import MAX_SUMMANDS
+from ....ops.conv_rules import lowering
+from ....ops.quant import integer_product, signed_conv
 from ...axis_orders import permuted
 from ...program import Branch, Equation, Program, expand, is_literal, literal_value, new_variable
 
@@ -156,17 +156,13 @@ Kernel = tuple[Callable[..., Any], int]
 
 
 def _convolution(equation: Equation) -> Kernel | None:
-    x, w = (v.aval for v in equation.inputs)
-    given, plain = equation.params, tuple(range(x.ndim))
-    numbers = given["dimension_numbers"]
-    whole = given["feature_group_count"] == given["batch_group_count"] == 1 and set(given["lhs_dilation"]) <= {1}
+    given, numbers = equation.convolution, equation.params["dimension_numbers"]
+    plain = tuple(range(len(numbers.lhs_spec)))
     lies = numbers.lhs_spec == numbers.rhs_spec == numbers.out_spec == plain
-    few = max(w.shape[:2]) <= NARROW or min(min(p, default=0) for p in given["padding"]) < 0
-    if not (whole and lies) or few or not 0 < math.prod(w.shape[1:]) <= MAX_SUMMANDS:
+    whole = given.batches == 1 and not given.is_apart and min(map(min, given.window.pads), default=0) >= 0
+    if not (lies and whole) or lowering(given, "int8") != "integers":
         return None
-    pads = tuple(map(tuple, given["padding"]))
-    window = Window(w.shape[2:], tuple(given["window_strides"]), pads, tuple(given["rhs_dilation"]))
-    return lambda a, b, za, zb: signed_conv(a, b, (za, zb), window), 0
+    return lambda a, b, za, zb: signed_conv(a, b, (za, zb), given.window), 0
 
 
 def _product(equation: Equation) -> Kernel | None:

@@ -3,40 +3,21 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jax import lax
 
+from ....limits import CONV_FEW_CHANNELS
 from ....ops import conv_cpu
-from ....ops.window import Window, count_blocks
+from ....ops.conv_rules import Problem, lowering
+from ....ops.window import Window
 from .onednn import convolution as by_onednn
-
-
-class Narrow(NamedTuple):
-    """Convolutions for which oneDNN is used: at most this many input channels, at least this many pixels."""
-
-    inputs: int
-    pixels: int
-
-
-OF_ONE_ELEMENT, OF_MORE = Narrow(32, 8192), Narrow(48, 1024)
-"""By the size of the kernel: 3x3 over 224x224 pixels of 3 channels in 0.21 ms rather than 0.42, 16 channels of 208x208
-in 1.3 rather than 2.8, 7x7 over 3 in 1.4 rather than 2.7, 1x1 from 16 channels of 160x160 in 0.15 rather than 0.24. Of
-int8 those that would go by columns: 7x7 over 3 for 8 images in 9.6 ms rather than 20.9, 3x3 over 16 channels of 112x112
-in 0.32 rather than 1.09."""
-FEW_OUTPUTS, MANY_OF_FEW_OUTPUTS, MANY_PRODUCTS = 24, 10_000_000, 400_000_000
-"""And, from so many products, what has so few output channels: 384x384 pixels, 3 to 8 by 9x9, in 3.3 ms rather than 6.3
-by Eigen and 43 by YNNPACK, 16 to 3 in 14 rather than 39 and 231; 160x160, 96 to 8 by 3x3, in 4.3 rather than 9.8 and
-50.
-
-Large convolutions of any channels, where neither columns nor Winograd serve: 224x224 of 64 in 17.5 ms rather than 22.6
-by Eigen and 33 by YNNPACK, of 128 in 68 rather than 81 and 229, 900x160, 128 to 64, in 120 rather than 147 and 401."""
 
 
 def convolve(x: Any, w: Any, window: Window, groups: int, stretch: tuple[int, ...], onednn: bool, dtype: Any) -> Any:
     """The convolution of x (N, spatial..., C) with w (O, C / groups, kernel...), in a type."""
-    if onednn and groups == 1 and max(stretch) == 1 and _takes_onednn(x, w, window):
+    if onednn and lowering(Problem(x.dtype, x.shape[:-1], w.shape, window, groups, stretch), "onednn") == "onednn":
         return conv_cpu.in_packs(x, w, window, groups, _pack(x, w, window), _by_onednn).astype(dtype)
     return conv_cpu.convolve(x, w, window, groups, stretch).astype(dtype)
 
@@ -46,30 +27,14 @@ def _by_onednn(x: Any, w: Any, window: Window, _groups: int) -> Any:
 
 
 def _pack(x: Any, w: Any, window: Window) -> int:
-    """How many neighbours along the last axis become one: results of fewer than 16 channels waste oneDNN's registers.
+    """How many neighbours along the last axis become one: results of few channels waste oneDNN's registers.
 
     224x224 pixels, 16 to 1 by 9x9, by packs of 1, 2, 4 and 8 in 9.9, 5.9, 3.7 and 2.6 ms; 16 to 3 by 3x3, of 1, 2 and 4
     in 1.5, 1.1 and 1.6.
     """
     if x.dtype != np.float32 or window.strides[-1] > 1:
         return 1
-    return max(n for n in (1, 2, 4, 8) if n == 1 or (n * w.shape[0] <= conv_cpu.NARROW and n < window.kernel[-1]))
-
-
-def _takes_onednn(x: Any, w: Any, window: Window) -> bool:
-    """Whether oneDNN computes it faster."""
-    if x.dtype not in (np.float32, np.int8) or x.ndim != 4 or set(window.dilations) != {1}:
-        return False
-    count, pixels = math.prod(window.kernel), x.shape[0] * math.prod(count_blocks(x.shape[1:-1], window))
-    most, least = OF_ONE_ELEMENT if count == 1 else OF_MORE
-    if x.dtype == np.int8:
-        return 1 < count <= conv_cpu.HELD_OF_8_BITS // w.shape[1] and pixels >= least
-    (outputs, channels), products = w.shape[:2], pixels * w.size
-    if channels <= most and pixels >= least and outputs >= conv_cpu.NARROW:
-        return True
-    if count > 1 and outputs <= FEW_OUTPUTS and products >= MANY_OF_FEW_OUTPUTS:
-        return True
-    return products >= MANY_PRODUCTS and conv_cpu.chosen(x, w, window, groups=1) is conv_cpu.native
+    return max(n for n in (1, 2, 4, 8) if n == 1 or (n * w.shape[0] <= CONV_FEW_CHANNELS and n < window.kernel[-1]))
 
 
 def weighted(x: Any, weights: Any, first: int, dtype: Any) -> Any:

@@ -28,20 +28,9 @@ import numpy as np
 from jax import lax
 
 from ....limits import SHORT
-from ....ops.window import Window
 from ...axis_orders import Order, Value, permuted, places, plain, without
 from ...const_eval import can_evaluate
-from ...program import (
-    Branch,
-    Equation,
-    Program,
-    branch_for,
-    convolution_flops,
-    instantiate,
-    is_literal,
-    new_variable,
-    type_of,
-)
+from ...program import Branch, Equation, Program, branch_for, instantiate, is_literal, new_variable, type_of
 from .conv_lowering import convolve, weighted
 
 Rule = Callable[["Layout", Equation, "Sequence[Value]"], "list[Value] | None"]
@@ -81,7 +70,7 @@ def _channels_last(program: Program, rules: ConvRules, onednn: bool, known: int 
     if not rules.pays(convolutions):
         return program
     constants = dict(flat.constants)
-    layout = Layout(constants, rules.rule, onednn and sum(map(convolution_flops, convolutions)) > SHORT)
+    layout = Layout(constants, rules.rule, onednn and sum(2 * e.convolution.products for e in convolutions) > SHORT)
     for i, variable in enumerate(flat.inputs):
         layout.values[variable] = layout.holding(variable, known=i < known, stays=i < stays)
     for equation in flat.equations:
@@ -95,18 +84,11 @@ SUPPORTED_DTYPES: Final = frozenset(map(np.dtype, (np.float32, np.float16, jnp.b
 
 def _can_lower(equation: Equation) -> bool:
     """Whether it is a convolution that ``convolve`` computes."""
-    given = equation.params
-    return (
-        equation.name == "conv_general_dilated"
-        and given["batch_group_count"] == 1
-        and equation.inputs[0].aval.dtype in SUPPORTED_DTYPES
-        and (set(given["lhs_dilation"]) <= {1} or _is_transposed(given))
-    )
-
-
-def _is_transposed(given: Mapping[str, Any]) -> bool:
-    """Whether it is a transposed convolution: only the image is dilated."""
-    return given["feature_group_count"] == 1 and {*given["window_strides"], *given["rhs_dilation"]} <= {1}
+    if equation.name != "conv_general_dilated" or equation.inputs[0].aval.dtype not in SUPPORTED_DTYPES:
+        return False
+    given = equation.convolution
+    is_transposed = given.groups == 1 and {*given.window.strides, *given.window.dilations} <= {1}
+    return given.batches == 1 and (not given.is_apart or is_transposed)
 
 
 def convolution_branch(equation: Equation) -> int:
@@ -368,16 +350,12 @@ def _first_summed(operands: Sequence[Value], numbers: Any) -> int | None:
 
 
 def _convolution(layout: Layout, equation: Equation, operands: Sequence[Value]) -> list[Value] | None:
-    (x, w), given = operands, equation.params
-    if not _can_lower(equation) or 0 in (*x.shape, *equation.outputs[0].aval.shape):
+    (x, w), aval = operands, equation.outputs[0].aval
+    if not _can_lower(equation) or 0 in (*x.shape, *aval.shape):
         return None
-    numbers, aval = given["dimension_numbers"], equation.outputs[0].aval
-    image, kernel, result = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
-    strides, pads, dilations = (tuple(given[n]) for n in ("window_strides", "padding", "rhs_dilation"))
-    window = Window(permuted(w.shape, kernel[2:]), strides, tuple(map(tuple, pads)), dilations)
-    how = window, given["feature_group_count"], tuple(given["lhs_dilation"]), layout.onednn, aval.dtype
-    operands = x.within((image[0], *image[2:], image[1])), w.within(tuple(kernel))
-    y = layout.trace(convolve, how, *operands)
+    given, (image, kernel, result) = equation.convolution, equation.params["dimension_numbers"]
+    how = given.window, given.groups, given.stretch, layout.onednn, aval.dtype
+    y = layout.trace(convolve, how, x.within((image[0], *image[2:], image[1])), w.within(tuple(kernel)))
     return [layout.holding(y, (result[0], *result[2:], result[1]), aval=aval)]
 
 

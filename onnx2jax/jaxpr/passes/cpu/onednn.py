@@ -40,16 +40,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .... import compat
+from .... import compat, limits
+from ....ops.conv_rules import has_onednn
 from ...program import Equation, Program, branch_for, expand, is_literal, new_variable, substitute, variables
 from ..any.hoist_params import parameter_only
-
-MANY_PRODUCTS: Final = 2**18
-"""Smaller ones take as long by XLA's kernels: 64x64 by 64x64 takes 16 us either way, 16x64 by 64x64 20 us."""
-FEW_ROWS, MANY_OF_FEW_ROWS = 8, 2**20
-"""So do those of fewer rows up to so many products: a row by 256x1024 takes 17 us in a loop rather than 22; but a row
-by 768x3072 122 rather than 198, two 124 rather than 181."""
-
 
 PRODUCTS: Final = frozenset({"dot_general", "conv_general_dilated"})
 BLOCK: Final = 64
@@ -91,7 +85,7 @@ def _with_packed(scan: Equation, known: Collection[Any], constants: dict[Any, An
             continue
         equation = equations[at[0]]
         rows, columns = equation.outputs[0].aval.size // w.aval.shape[1], w.aval.shape[1]
-        if rows * w.aval.size < MANY_OF_FEW_ROWS or not _packs(rows, *w.aval.shape):
+        if rows * w.aval.size < limits.ONEDNN_INT8_ROW_PRODUCTS or not _packs(rows, *w.aval.shape):
             continue
         shape = (w.aval.size + 4 * columns,)
         outside[place], inside[place] = new_variable(w, shape), new_variable(w, shape)
@@ -124,21 +118,18 @@ def _kernel(equation: Equation) -> Callable[..., Any] | None:
         return None
     if [a.dtype for a in avals] != [np.int8, np.int8, np.int32] or not all(a.size for a in avals):
         return None
-    x, w, y = avals
-    many = MANY_OF_FEW_ROWS if y.size < FEW_ROWS * w.shape[-1] else MANY_PRODUCTS
-    if y.size * math.prod(w.shape[:-1]) < many:
+    _, w, y = avals
+    few_rows = y.size < limits.ONEDNN_INT8_ROWS * w.shape[-1]
+    least = limits.ONEDNN_INT8_ROW_PRODUCTS if few_rows else limits.ONEDNN_INT8_PRODUCTS
+    if y.size * math.prod(w.shape[:-1]) < least:
         return None
-    given = equation.params
     if equation.name == "dot_general":
         return product if _is_product(equation) else None
-    numbers = given["dimension_numbers"]
-    last = (0, x.ndim - 1, *range(1, x.ndim - 1))
+    given, numbers, last = equation.convolution, equation.params["dimension_numbers"], (0, 3, 1, 2)
     lies = (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec) == (last, (3, 2, 0, 1), last)
-    whole = given["feature_group_count"] == given["batch_group_count"] == 1 and set(given["lhs_dilation"]) == {1}
-    unpadded = all(tuple(p) == (0, 0) for p in given["padding"]) and set(given["rhs_dilation"]) == {1}
-    if not (x.ndim == 4 and lies and whole and unpadded):
+    if not (lies and given.is_unpadded and has_onednn(given)):
         return None
-    return functools.partial(convolution, strides=tuple(given["window_strides"]))
+    return functools.partial(convolution, strides=given.window.strides)
 
 
 def product(x: Any, w: Any, columns: int | None = None) -> Any:

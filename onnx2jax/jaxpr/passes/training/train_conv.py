@@ -23,7 +23,8 @@ from jax import lax
 
 from ....ops.arrays import accumulator
 from ....ops.conv_cpu import convolve, depthwise, product
-from ....ops.window import MAX_TAPS, Window, taps
+from ....ops.conv_rules import Problem, lowering
+from ....ops.window import Window, taps
 from ...axis_orders import Value, permuted
 from ...program import CALLS, Equation, Program, branch_for, is_platform_choice
 from ..cpu.layout_assignment import ConvRules, Layout
@@ -41,34 +42,24 @@ def _rule(layout: Layout, equation: Equation, operands: Sequence[Value]) -> list
     (x, w), given, aval = operands, equation.params, equation.outputs[0].aval
     if not _can_lower(equation) or 0 in (*x.shape, *w.shape, *aval.shape):
         return None
-    image, kernel, result = (given["dimension_numbers"][i] for i in range(3))
-    strides, pads, dilations = (tuple(given[n]) for n in ("window_strides", "padding", "rhs_dilation"))
-    window = Window(permuted(w.shape, kernel[2:]), strides, tuple(map(tuple, pads)), dilations)
-    groups, batches, stretch = (given[n] for n in ("feature_group_count", "batch_group_count", "lhs_dilation"))
-    blocks, count, channels = permuted(aval.shape, result[2:]), *permuted(aval.shape, result[:2])
-    order = (result[0], *result[2:], result[1])
-    if _is_of_weights(window, tuple(stretch), groups, blocks):
-        is_depthwise = batches > 1 and count == 1 and channels % batches == 0
-        if is_depthwise or (batches == 1 and math.prod(blocks) == 1):
-            pair = x.within((image[1], *image[2:], image[0])), w.within((kernel[1], *kernel[2:], kernel[0]))
-            y = layout.trace(_of_weights, (window, blocks, is_depthwise, aval.dtype), *pair)
-            ends = (result[0], result[1]) if is_depthwise else (result[1], result[0])
-            return [layout.holding(y, (*result[2:], *ends), aval=aval)]
+    (image, kernel, result), found = given["dimension_numbers"], equation.convolution
+    how = lowering(found, "training")
+    if how in ("weights", "depthwise weights"):
+        is_depthwise, blocks = how != "weights", permuted(aval.shape, result[2:])
+        pair = x.within((image[1], *image[2:], image[0])), w.within((kernel[1], *kernel[2:], kernel[0]))
+        y = layout.trace(_of_weights, (found.window, blocks, is_depthwise, aval.dtype), *pair)
+        ends = (result[0], result[1]) if is_depthwise else (result[1], result[0])
+        return [layout.holding(y, (*result[2:], *ends), aval=aval)]
     pair = x.within((image[0], *image[2:], image[1])), w.within(tuple(kernel))
-    y = layout.trace(_of_images, (window, groups, batches, tuple(stretch), aval.dtype), *pair)
-    return [layout.holding(y, order, aval=aval)]
+    fixed = found.window, found.groups, found.batches, found.stretch, aval.dtype
+    y = layout.trace(_of_images, fixed, *pair)
+    return [layout.holding(y, (result[0], *result[2:], result[1]), aval=aval)]
 
 
 def _can_lower(equation: Equation) -> bool:
     """Whether it is a convolution of floating numbers."""
     types = {np.dtype(t) for t in (np.float32, np.float16, jnp.bfloat16)}
     return equation.name == "conv_general_dilated" and equation.inputs[0].aval.dtype in types
-
-
-def _is_of_weights(window: Window, stretch: tuple[int, ...], groups: int, blocks: Sequence[int]) -> bool:
-    """Whether it sums over more pixels than it has results, as the gradient of a weight does."""
-    plain = groups == 1 and {*window.strides, *stretch} <= {1}
-    return plain and math.prod(blocks) <= MAX_TAPS and math.prod(blocks) < math.prod(window.kernel)
 
 
 def _of_weights(x: Any, g: Any, window: Window, blocks: tuple[int, ...], is_depthwise: bool, dtype: Any) -> Any:
@@ -114,9 +105,10 @@ def _of_images(x: Any, w: Any, window: Window, groups: int, batches: int, stretc
 
 def _convolved(x: Any, w: Any, window: Window, groups: int, stretch: tuple[int, ...]) -> Any:
     """x (N, spatial..., C), its pixels drawn apart, by w (O, C / groups, kernel...)."""
-    if max(stretch) > 1 and groups > 1 and w.shape[1] == 1 and math.prod(window.kernel) <= MAX_TAPS:
+    how = lowering(Problem(x.dtype, x.shape[:-1], w.shape, window, groups, stretch), "training")
+    if how == "depthwise apart":
         return depthwise(_apart(x, window, stretch), w, window.unpadded, groups)
-    if max(stretch) > 1 and groups == math.prod(window.kernel) == max(window.strides) == 1:
+    if how == "pointwise apart":
         return _apart(product(x, lax.reshape(w, w.shape[:2])), window, stretch)  # products first, zeros between them
     return convolve(x, w, window, groups, stretch)
 
@@ -136,16 +128,13 @@ def _pays(convolutions: Sequence[Equation]) -> bool:
     """Whether a kernel is depthwise, or most weights meet many pixels, so that reordering them costs little beside."""
     few = many = 0
     for equation in convolutions:
-        given, weights, aval = equation.params, equation.inputs[1].aval.shape, equation.outputs[0].aval
-        if max(given["feature_group_count"], given["batch_group_count"]) >= DEPTHWISE:
+        given = equation.convolution
+        if max(given.groups, given.batches) >= DEPTHWISE:
             return True
-        image, _, result = given["dimension_numbers"]
-        if image[0] != 0:
+        if equation.params["dimension_numbers"].lhs_spec[0] != 0:
             continue  # the gradient of weights, which takes channels for images
-        if math.prod(aval.shape) // max(1, aval.shape[result[1]]) > FEW_PIXELS:
-            many += math.prod(weights)
-        else:
-            few += math.prod(weights)
+        weights, is_many = given.outputs * given.held, given.pixels > FEW_PIXELS
+        few, many = few + weights * (not is_many), many + weights * is_many
     return bool(convolutions) and few <= many
 
 
