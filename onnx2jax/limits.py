@@ -1,7 +1,7 @@
-"""Thresholds, each with the measurement behind it: ``python benchmarks/thresholds.py``.
+"""The table of thresholds that choose a lowering, a pass, or where nodes run: unit, value, and measurement.
 
-The figures are medians on two Intel cores. A program of 20 light nodes compiles in 31 ms, and its nodes take 0.25 ms
-one after the other on the host, so compiling pays after some 130 runs: the first four thresholds follow from that.
+Each part says on which processors and with which release of jax it was measured, and by which benchmark. Tolerances and
+block sizes of one algorithm stay beside it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,11 @@ def _machine_memory() -> int:
 
 MACHINE_MEMORY: Final = _machine_memory()
 """Bytes of memory of this machine; 8 TiB where the system does not say."""
+
+# ------------------------------------------------------------------------------------------- calls and programs
+# Medians on two Intel cores by benchmarks/thresholds.py; release of jax not recorded. A program of 20 light nodes
+# compiles in 31 ms, and its nodes take 0.25 ms one after the other on the host, so compiling pays after some 130 runs:
+# the first four follow.
 
 BY_VALUE: Final = 32
 """Elements of an input of rank 1 or less (shapes, axes, counts, scales) up to which calls may specialise on its value.
@@ -141,3 +146,78 @@ and the length of a kernel from which it does in any case (0.10); one by one fro
 3x3 over 56x56 pixels of 64 channels: 2.5 and 1.6 ms in 0.10, 1.3 and 1.45 in 0.12; over 8x8 of 16, to 32: 24 and 28 us
 in 0.10, 75 and 25 in 0.12; over 160x160 of 96, to 8: 50.7 and 9.8 ms in 0.10; over 56x56 of 64, to 24: 2.1 and 1.1.
 Of 100 from 3 to 96 channels to 1 to 24, from 10 million, one took YNNPACK less than 0.9 times as long."""
+
+# ------------------------------------------------------------------------------------------------ other operators
+# One or two cores of an AMD EPYC (Zen 4) with jax 0.10 where nothing else is named. By hand; not re-measured.
+
+UNROLLED_TAPS: Final = 64
+"""Taps of a window, or groups, up to which each is an operation: XLA compiles a loop for every slice, in 12 ms."""
+XLA_FOLDED: Final = 2**14
+"""Elements from which XLA folds a known array for longer than the rest of compilation takes, a tenth of a second."""
+COUNTED_TRIPS: Final = 10_000
+"""Trips that are counted before a loop is compiled."""
+RECURRENT_UNROLL: Final = 8
+"""Steps of a recurrence up to which it is unrolled."""
+POOL_TAPS: Final = 9
+"""Elements of float16 windows that are reduced at once; 5x5 takes 0.07 ms axis by axis, 0.4 ms at once."""
+RESIZE_SCATTERS, RESIZE_GATHERS = 4, 32
+"""Neighbours up to which the derivative of a gather is a scatter, and no product (XLA compiles 64 scatters for 10 s),
+and up to which they are gathered: 86 of 1024x1024 pixels take 1.7 ms by a product with a matrix rather than 28 by
+gathers, 34 8.7 rather than 9.1, 22 5.7 rather than 5.1."""
+ATTENTION_BLOCK, ATTENTION_QUERIES = 2**25, 128
+"""Scores of a block, if it has so many queries, since each block reads all keys and values; twice as many scores, 16
+heads over 2048 tokens, are held at once. 16 heads over 8192 tokens take 205 MB of temporary memory on a TPU v5e in 121
+million cycles, where all at once take 4362 MB and as many cycles; half as many scores take 136 MB and 138 million
+cycles. Gradients take 339 MB, where all at once take 8658."""
+PACKED_SINGLE_ROWS, PACKED_PANEL_ROWS, PACKED_LOOP = 4, 64, 1 << 23
+"""Rows up to which a CPU multiplies them by a packed weight one by one, and by panels; numbers of a weight in one loop,
+so that the sums of its blocks stay in the cache."""
+PACKED_ADDED_ROWS, PACKED_PRODUCT = 2, 1 << 23
+"""Rows up to which CUDA adds up without a product, and numbers of a weight that a product takes there; of twice as many
+XLA stores what they unpack to. On a TPU it stores none, and pieces would cost 1.4 times the cycles.
+
+2048 x 5632 take an H200, in us:
+
+    rows                                1     8     16
+    added up, the weight in registers   16    45    72
+    a product, the weight in memory     16    27    31
+
+With 8 rows two layers and a head of 100 MB move 83 MB rather than 309: here bytes are no times."""
+CUDA_ROWS: Final = 8
+"""Rows of the smallest product that XLA leaves to its own kernels of products on CUDA."""
+TPU_APPENDED: Final = 64
+"""Elements along an axis of images or heads behind which a TPU selects a single one rather than to concatenate it. A
+step of GPT-2 with eight caches of 128 tokens moves 663 MB in 4.1 million cycles of a v5e rather than 740 in 5.2."""
+SVM_DIFFERENCES: Final = 1 << 17
+"""Differences of features below which they are squared and summed one by one: on a v5e 8 rows, 400 vectors and 16
+features take 6 thousand cycles rather than 10, but 8 rows, 500 vectors and 64 features 29 rather than 22, and 512 rows
+615 rather than 31."""
+FOREST_COPIES, FOREST_LEAVES, FOREST_CONDITIONS = 16, 3, 2**26
+"""Times the nodes that a layout with copies of shared nodes may have; leaves of a tree for each level of its forest, up
+to which a CPU takes masks: LightGBM's trees of 31 leaves take 0.4 of the time of a descent, full trees of depth 4 take
+1.3 times as long, on a v5e both a third or less; conditions of all rows up to which accelerators take masks, as a TPU
+stores the features that they compare."""
+
+# -------------------------------------------------------------------------------------------------------- passes
+# One core of an AMD EPYC (Zen 4) with jax 0.10; what each pass gains: benchmarks/passes.py. Values not re-measured.
+
+INT8_ROWS: Final = 16
+"""Rows from which products are in int8: 8 rows by 256 x 1024 take 90 us in float32, in int8 110 where there is no
+VNNI."""
+TRANSPOSED_WEIGHT: Final = 1 << 24
+"""Elements of a weight up to which it is stored transposed. Larger ones are read from memory either way (768 x 32000:
+3.7 ms as stored, 4.7 transposed), and would cost a second copy of a decoder's embedding."""
+RECOMPUTED: Final = 1 << 14
+"""Elements of a value from which it is materialised; for smaller ones it makes no difference."""
+UNROLLED_STEPS, UNROLLED_EQUATIONS, UNROLLED_BYTES = 16, 128, 1 << 16
+"""Steps of a loop and equations of its body, compiled for each step, up to which it is unrolled, and bytes of its
+result from which: XLA does not divide smaller ones among threads."""
+MICROBATCH, MICROBATCH_WEIGHTS = 5 << 20, 1 << 26
+"""Bytes of the largest value of a microbatch, for each core, up to which batches stay whole, and bytes of weights,
+which every microbatch reads, up to which they are split."""
+TRAINING_GROUPS, TRAINING_PIXELS, TRAINING_ROWS = 16, 64, 16
+"""A network without kernels of so many groups, most of whose weights meet at most so many pixels of a batch, keeps its
+layout: its step is bound by the memory of the weights. ResNet-50 over 8 images of 64x64 would take 1.28 times as long.
+
+From so many rows on a sum over them goes by quarters that are added as arrays: XLA:CPU sums along leading axes one
+number at a time. 9 sums over 16x16x16 pixels of 128 channels take 0.75 ms rather than 2.8."""

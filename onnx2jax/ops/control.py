@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 
 from ..errors import KnownValueError
+from ..limits import COUNTED_TRIPS
 from .arrays import FIX, axis_of, dims, is_known, is_traced, shape_vector, xp
 from .iteration import equal, is_host_only, iterate, results, strongly_typed, truth, type_string
 from .registry import op
@@ -60,16 +61,13 @@ def known_trips(body, states, limit, go):
     states, i = list(states), 0
     while go and (limit is None or i < limit):
         cond, *new = results(part(np.array(i, np.int64), np.True_, *states))
-        if i == MOST_COUNTED or not is_known((cond, *new)):
+        if i == COUNTED_TRIPS or not is_known((cond, *new)):
             return None
         for k, value in zip(needed, new, strict=True):
             states[k] = value
         go, i = truth(cond), i + 1
     return i
 
-
-MOST_COUNTED = 10_000
-"""Trips that are counted before a loop is compiled."""
 
 FORWARD_ONLY = (
     "JAX cannot differentiate a loop with a traced trip count in reverse mode. Specialise on the inputs that determine "

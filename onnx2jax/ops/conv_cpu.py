@@ -32,11 +32,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..limits import CONV_SHORT_ROWS
+from ..limits import CONV_SHORT_ROWS, UNROLLED_TAPS
 from .arrays import accumulator
 from .conv_rules import Problem, lowering
 from .finite import finite_or
-from .window import MAX_TAPS, Window, count_blocks, padded, taps
+from .window import Window, count_blocks, padded, taps
 from .winograd import winograd
 
 Form = Callable[[Any, Any, Window, int], Any]
@@ -217,7 +217,7 @@ def transposed(x: Any, w: Any, window: Window, groups: int, stretch: tuple[int, 
     """
     rows = zip(x.shape[1:-1], stretch, window.pads, window.spans, strict=True)
     extents = [(n - 1) * s + 2 + sum(pads) - span for n, s, pads, span in rows]
-    few = max(window.strides) == 1 and math.prod(stretch) <= MAX_TAPS
+    few = max(window.strides) == 1 and math.prod(stretch) <= UNROLLED_TAPS
     if not few or 0 in x.shape or not all(isinstance(n, int) for n in extents):
         return native(x, w, window, groups, stretch)
     counts = [-(-n // s) for n, s in zip(extents, stretch, strict=True)]

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import limits
-from .window import MAX_TAPS, Window, count_blocks
+from .window import Window, count_blocks
 
 
 class Problem:
@@ -111,15 +111,15 @@ def _is_few_filters(p: Problem) -> bool:
 
 
 def _is_depthwise(p: Problem) -> bool:
-    return p.groups > 1 and p.channels == 1 and p.taps <= MAX_TAPS
+    return p.groups > 1 and p.channels == 1 and p.taps <= limits.UNROLLED_TAPS
 
 
 def _is_small_group(p: Problem) -> bool:
     """Groups whose columns stay in the cache."""
-    if p.groups == 1 or p.is_exact or not p.is_static or p.taps > MAX_TAPS:
+    if p.groups == 1 or p.is_exact or not p.is_static or p.taps > limits.UNROLLED_TAPS:
         return False
     few = p.channels <= limits.CONV_GROUP_CHANNELS or p.pixels * p.channels <= limits.CONV_GROUP_SIZE
-    return (few or p.groups > MAX_TAPS) and p.pixels * p.held * p.groups <= limits.CONV_GROUP_COLUMNS
+    return (few or p.groups > limits.UNROLLED_TAPS) and p.pixels * p.held * p.groups <= limits.CONV_GROUP_COLUMNS
 
 
 def _is_narrow(p: Problem) -> bool:
@@ -132,7 +132,7 @@ def _is_column(p: Problem) -> bool:
     """Small windows, or fewer pixels than channels."""
     is_int8 = p.dtype == np.int8
     held, few = (limits.CONV_INT8_WINDOW, limits.CONV_INT8_PIXELS) if is_int8 else (limits.CONV_WINDOW, p.outputs)
-    return p.taps <= MAX_TAPS and ((p.is_static and p.pixels <= few) or p.held <= held)
+    return p.taps <= limits.UNROLLED_TAPS and ((p.is_static and p.pixels <= few) or p.held <= held)
 
 
 def _is_tiled(p: Problem) -> bool:
@@ -165,14 +165,15 @@ def _is_exact_in_int8(p: Problem) -> bool:
 
 def _is_of_weights(p: Problem) -> bool:
     """Sums over more pixels than there are results, as the gradient of a weight."""
-    return p.groups == 1 and {*p.window.strides, *p.stretch} <= {1} and math.prod(p.blocks) < min(p.taps, MAX_TAPS + 1)
+    results, is_plain = math.prod(p.blocks), p.groups == 1 and {*p.window.strides, *p.stretch} <= {1}
+    return is_plain and results <= limits.UNROLLED_TAPS and results < p.taps
 
 
 _CPU: Final[tuple[Rule, ...]] = (
     ("transposed", lambda p: p.is_apart),
     ("depthwise", _is_depthwise),
     ("columns", _is_small_group),
-    ("piecewise", lambda p: 1 < p.groups <= MAX_TAPS and not p.is_exact),
+    ("piecewise", lambda p: 1 < p.groups <= limits.UNROLLED_TAPS and not p.is_exact),
     ("native", lambda p: p.groups > 1 and not p.is_exact),
     ("pointwise", lambda p: p.groups == p.taps == 1),
     ("columns", lambda p: p.is_exact),

@@ -9,11 +9,9 @@ import numpy as np
 from jax import lax
 
 from .. import compat
+from ..limits import CUDA_ROWS
 from .arrays import accumulator, is_known, widen, xp
 from .registry import op
-
-ROWS = 8
-"""Rows of the smallest product that XLA leaves to its own kernels of products on CUDA."""
 
 
 def product(a, b, dtype):
@@ -44,9 +42,9 @@ def rounded(multiply, a, b):
 
 
 def _row_by_matrix(a, b):
-    """One row by a matrix as ``ROWS`` of them: 2048 by 5632 in bfloat16 take an H200 17 us, and 31 as one row, for
+    """One row by a matrix as ``CUDA_ROWS`` of them: 2048 by 5632 in bfloat16 take an H200 17 us, and 31 as one row, for
     which XLA writes a sum of its own in place of a product."""
-    rows = jnp.pad(lax.reshape(a, (1, a.shape[-1])), ((0, ROWS - 1), (0, 0)))
+    rows = jnp.pad(lax.reshape(a, (1, a.shape[-1])), ((0, CUDA_ROWS - 1), (0, 0)))
     return lax.reshape(product(rows, b, a.dtype)[:1], (*a.shape[:-1], b.shape[1]))
 
 

@@ -37,8 +37,8 @@ each other in memory and few enough to stay in the processor's cache. Processor 
 768 x 10688, 8 rows: 2.8 rather than 7.0; pieces of 512K in place of 256K: 2.7, panels of 32 or 128 columns the same.
 
 On accelerators the bytes are read as they lie, and XLA unpacks them on the way into the product where it can; on CUDA
-few rows are no product (see ``ADDED``). Bytes that kernels move for each byte of 1024 x 2816 in 4 bits, and thousands
-of cycles of a TPU v5e, rows of bfloat16:
+few rows are no product (``PACKED_ADDED_ROWS``). Bytes that kernels move for each byte of 1024 x 2816 in 4 bits, and
+thousands of cycles of a TPU v5e, rows of bfloat16:
 
                                                  v5e: 1 row    8 rows       512 rows     H100: 1, 8, 512 rows
     low bits of a block before high ones (kept)  1.3, 76       3.4, 50      12, 207      1.3, 9.9, 16
@@ -57,32 +57,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..limits import PACKED_ADDED_ROWS, PACKED_LOOP, PACKED_PANEL_ROWS, PACKED_PRODUCT, PACKED_SINGLE_ROWS
 from .arrays import accumulator, widen
 from .linalg import product
 
-FEW: Final = 4
-"""Rows up to this many are taken one by one."""
-LARGEST: Final = 1 << 23
-"""Numbers of a weight that one loop takes: so the sums of its blocks stay in the processor's cache."""
 PIECE: Final = 1 << 21
 """Numbers of a weight that are unpacked at a time."""
-SOME: Final = 64
-"""Rows up to this many are multiplied by panels."""
 COLUMNS: Final = 64
 """Columns of a panel."""
 PANELS: Final = 1 << 18
 """Numbers that are unpacked to panels at a time."""
-ADDED: Final = 2
-"""Rows up to this many are added up without a product on CUDA. 2048 x 5632 take an H200, in us:
-
-    rows                                1     8     16
-    added up, the weight in registers   16    45    72
-    a product, the weight in memory     16    27    31
-
-With 8 rows two layers and a head of 100 MB move 83 MB rather than 309: here bytes are no times."""
-UNPACKED: Final = 1 << 23
-"""Numbers of a weight that a product takes on CUDA. Of twice as many XLA stores what they unpack to; on a TPU it stores
-none, and pieces would cost 1.4 times the cycles."""
 
 
 def integer(codes, dtype):
@@ -130,8 +114,8 @@ def packed_product(x, packed, scales, zero_points, bits, spread=False, value=int
         return jnp.zeros((x.shape[0], out), work)
     x = jnp.pad(x, ((0, 0), (0, blocks * size * per - x.shape[1])))
     options: dict[str, Any] = {"bits": bits, "spread": spread, "value": value}
-    few = isinstance(x.shape[0], int) and 0 < x.shape[0] <= ADDED
-    width = out if few or spread else max(1, UNPACKED // x.shape[1])
+    few = isinstance(x.shape[0], int) and 0 < x.shape[0] <= PACKED_ADDED_ROWS
+    width = out if few or spread else max(1, PACKED_PRODUCT // x.shape[1])
     return lax.platform_dependent(
         x, packed, scales, zero_points, cpu=partial(_in_words, **options),
         cuda=partial(_as_it_lies, width=width, by=_added if few else _multiplied, **options),
@@ -175,7 +159,7 @@ def _in_words(x, packed, scales, zero_points, *, bits, spread, value):
     (out, blocks, size), per, work = packed.shape, 8 // bits, accumulator(x.dtype)
     if size % 4 == 0:  # words of 32 bits
         packed = lax.bitcast_convert_type(jnp.asarray(packed).reshape(out, blocks, -1, 4), np.uint32)
-    pieces = -(-out // max(1, LARGEST // max(1, x.shape[1])))
+    pieces = -(-out // max(1, PACKED_LOOP // max(1, x.shape[1])))
     width = out if pieces == 1 else -(-out // pieces // COLUMNS) * COLUMNS
     results, rows_of = [], partial(_rows, value=value, spread=spread)
     for start in range(0, out, width):
@@ -188,9 +172,9 @@ def _in_words(x, packed, scales, zero_points, *, bits, spread, value):
         inputs = x.reshape(-1, blocks, lanes.shape[0], size * per // lanes.shape[0]).transpose(0, 2, 3, 1)
         rows = inputs.shape[0]
         by = rows_of
-        if isinstance(rows, int) and rows <= FEW:  # and no symbol of jax.export
+        if isinstance(rows, int) and rows <= PACKED_SINGLE_ROWS:  # and no symbol of jax.export
             by = partial(_row_by_row, value=value)
-        elif isinstance(rows, int) and rows <= SOME and lanes.shape[2] % COLUMNS == 0 and not spread:
+        elif isinstance(rows, int) and rows <= PACKED_PANEL_ROWS and lanes.shape[2] % COLUMNS == 0 and not spread:
             by = partial(_in_panels, value=value)
         results.append(by(inputs, lanes, scale, zero))
     return jnp.concatenate(results, axis=1)

@@ -11,13 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..limits import POOL_TAPS, UNROLLED_TAPS
 from .arrays import HALF, argmax, dims, is_known, xp
 from .cast import is_float
 from .indexing import in_32_bits
 from .norm import root
 from .registry import Static, op, taking
 from .unfolded import unfolded
-from .window import MAX_TAPS, WINDOW, count_blocks, taps, window_of
+from .window import WINDOW, count_blocks, taps, window_of
 
 POOL = {name: WINDOW[name] for name in ("auto_pad", "pads", "strides")} | {"kernel_shape": Parameter.empty}
 
@@ -35,10 +36,6 @@ def _pool_window(x, *, kernel_shape, auto_pad, ceil_mode=0, **attributes):
     window = given._replace(pads=tuple(pads))
     count_blocks(x.shape[2:], window)  # raises if the window does not fit; with ceil_mode it may exceed the image
     return window, given
-
-
-FEW_TAPS = 9
-"""float16 windows of up to this many elements are reduced at once; 5x5 takes 0.07 ms axis by axis, 0.4 ms at once."""
 
 
 def _reduce(x, init, combine, window):
@@ -62,7 +59,7 @@ _NUMPY = {lax.add: np.add, lax.max: np.maximum}
 def _pool(x, init, combine, window):
     if is_known(x):
         return _reduce_by_axis(x, init, _NUMPY[combine], window)
-    if sum(window.kernel) > MAX_TAPS:
+    if sum(window.kernel) > UNROLLED_TAPS:
         return _reduce(x, init, combine, window)
     default, cpu = (lambda v, f=f: f(v, init, combine, window) for f in (_reduce, _reduce_by_axis))
     if combine is lax.max and x.dtype in HALF:
@@ -79,7 +76,7 @@ def _maxima_of_halves(x, init, window):
     After a convolution, 3x3 maxima of 64 channels of 111x111 pixels take 1.3 ms instead of 3.4 (bfloat16: 0.6 instead
     of 1.1).
     """
-    few = x.dtype == np.float16 and math.prod(window.kernel) <= FEW_TAPS
+    few = x.dtype == np.float16 and math.prod(window.kernel) <= POOL_TAPS
     return (_reduce if few else _reduce_by_axis)(x.astype(np.float32), init, lax.max, window).astype(x.dtype)
 
 
@@ -99,7 +96,7 @@ def _maxima_jvp(window, primals, tangents):
     whole = functools.partial(_reduce, init=_lowest(primals[0].dtype), combine=lax.max, window=window)
     if max(window.dilations) > 1:  # JAX cannot transpose such a reduce_window
         form = by_axis
-    elif sum(window.kernel) > MAX_TAPS:
+    elif sum(window.kernel) > UNROLLED_TAPS:
         form = whole
     else:
         form = functools.partial(lax.platform_dependent, cpu=by_axis, default=whole)

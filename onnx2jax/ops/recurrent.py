@@ -9,14 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..limits import RECURRENT_UNROLL
 from .activation import sigmoid
 from .arrays import accumulator, check_shape, is_known, widen, xp
 from .registry import op, taking
 
 CLIP = "clip bounds the input of each activation, in LSTM also the cell state before h, as specified"
 
-UNROLL = 8
-"""The scan is unrolled up to this sequence length."""
 
 REQUIRED = "required"
 
@@ -129,7 +128,7 @@ def scan(cell, recur, rest, n_gates, sequence_lens, reverse, on_cpu, states, pro
         if is_known(step([gate[0] for gate in gates], states)):
             return _steps(body, states, gates, reverse)
     xs = jnp.arange(count, dtype=np.int32), jnp.split(projections, n_gates, axis=-1) if on_cpu else projections
-    return lax.scan(body, states, xs, reverse=reverse, unroll=isinstance(count, int) and 0 < count <= UNROLL)
+    return lax.scan(body, states, xs, reverse=reverse, unroll=isinstance(count, int) and 0 < count <= RECURRENT_UNROLL)
 
 
 def _steps(body, states, gates, reverse):

@@ -10,18 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..limits import RESIZE_GATHERS, RESIZE_SCATTERS, UNROLLED_TAPS
 from .arrays import axes_of, check_room, dims, is_known, is_string, xp
 from .finite import finite_or
 from .registry import Static, deprecated, op, taking
 from .unfolded import with_unfolded_cotangent
-from .window import MAX_TAPS
 
 F32 = np.float32
-FEW_TAPS = 4
-"""Gathers of more neighbours have a product as their derivative: XLA compiles 64 scatters for 10 s."""
-MANY_TAPS = 32
-"""More neighbours are summed by a product with a matrix: 86 of 1024x1024 pixels in 1.7 ms rather than 28 by gathers, 34
-in 8.7 rather than 9.1, 22 in 5.7 rather than 5.1."""
 Coordinates13 = Literal["half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric", "tf_crop_and_resize"]
 Coordinates11 = Literal[Coordinates13, "tf_half_pixel_for_nn"]
 Coordinates = Literal[Coordinates13, "half_pixel_symmetric"]
@@ -109,7 +104,7 @@ def _neighbours(mode, x, n, scale, a, exclude_outside, antialias):
 
 def _interpolate(x, axis, index, weight):
     """Weighted sum of neighbours along an axis: slices, gathers, or a product where these are many."""
-    if len(index) and index.shape[1] <= MANY_TAPS:
+    if len(index) and index.shape[1] <= RESIZE_GATHERS:
         rows = _sliced(x, axis, index)
         return _gathered(x, axis, index, weight) if rows is None else _weighted(rows, axis, weight)
     return finite_or(_product(x, axis, index, weight), lambda x: _gathered(x, axis, index, weight), x)
@@ -125,7 +120,7 @@ def _weighted(rows, axis, weight):
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2, 3))
 def _gathered(x, axis, index, weight):
-    if index.shape[1] <= MAX_TAPS:
+    if index.shape[1] <= UNROLLED_TAPS:
         return _weighted([jnp.take(x, i, axis) for i in index.T], axis, weight)
 
     def add(total, tap):
@@ -139,7 +134,7 @@ def _gathered(x, axis, index, weight):
 def _gathered_jvp(axis, index, weight, primals, tangents):
     (x,), (dx,) = primals, tangents
     y = _gathered(x, axis, index, weight)
-    if index.shape[1] <= FEW_TAPS:
+    if index.shape[1] <= RESIZE_SCATTERS:
         return y, _weighted([lax.optimization_barrier(jnp.take(dx, i, axis)) for i in index.T], axis, weight)
     return y, _product(dx, axis, index, weight)
 

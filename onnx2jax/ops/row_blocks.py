@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-LARGEST: Final = 2**26
-"""Up to so many scores are held at once. 16 heads over 2048 tokens are as many: 256 MiB of float32."""
-BLOCK: Final = 2**25
-"""Scores of a block, unless it would have fewer than LEAST queries. 16 heads over 8192 tokens take 205 MB of temporary
-memory on a TPU v5e in 121 million cycles, where all at once take 4362 MB and as many cycles; half as many scores take
-136 MB and 138 million cycles. Gradients take 339 MB, where all at once take 8658."""
-LEAST: Final = 128
-"""Queries of a block at least: each block reads all keys and values."""
+from ..limits import ATTENTION_BLOCK, ATTENTION_QUERIES
 
 Rows = Callable[[Any], Any]
 """Of an array that broadcasts to all scores, the part for a block of queries."""
@@ -30,10 +23,10 @@ def block_size(scores: Sequence[Any]) -> int | None:
     >>> block_size((1, 16, 8192, 8192)), block_size((8, 12, 512, 512))
     (256, None)
     """
-    if not all(isinstance(n, int) for n in scores) or math.prod(scores) <= LARGEST:
+    if not all(isinstance(n, int) for n in scores) or math.prod(scores) <= 2 * ATTENTION_BLOCK:
         return None
     queries = scores[-2]
-    size = max(LEAST, 1 << (max(BLOCK * queries // math.prod(scores), 1).bit_length() - 1))
+    size = max(ATTENTION_QUERIES, 1 << (max(ATTENTION_BLOCK * queries // math.prod(scores), 1).bit_length() - 1))
     return size if 2 * size <= queries else None
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 
 from ..errors import KnownValueError
+from ..limits import TPU_APPENDED
 from ..proto.dtypes import ELEMENT_TYPES, to_code, to_dtype
 from .arrays import (
     FIX,
@@ -127,11 +128,6 @@ def tile_along_axis(input, tiles: Static, axis: Static):
     return tile(input, [int(np.ravel(tiles)[0]) if i == tiled else 1 for i in range(input.ndim)])
 
 
-APPENDED = 64
-"""Behind so many elements along an axis of images or heads, a TPU selects a single one rather than to concatenate it. A
-step of GPT-2 with eight caches of 128 tokens moves 663 MB in 4.1 million cycles of a v5e rather than 740 in 5.2."""
-
-
 @op("Concat", since=4)
 def concat(*inputs, axis):
     axis = axis_of(axis, inputs[0].ndim)
@@ -154,7 +150,7 @@ def _is_appended(first, second=None, *others, axis):
     if second is None or others or first.ndim != 4 or first.dtype != second.dtype:
         return False
     many, one = first.shape[axis], second.shape[axis]
-    return isinstance(many, int) and isinstance(one, int) and many >= APPENDED and one == 1
+    return isinstance(many, int) and isinstance(one, int) and many >= TPU_APPENDED and one == 1
 
 
 def _append(first, second, axis):

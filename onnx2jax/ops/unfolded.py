@@ -7,21 +7,19 @@ last, and the cotangent of a sum.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ..limits import XLA_FOLDED
 from .arrays import is_known
-
-LARGE: Final = 2**14
-"""Elements from which folding takes longer than the rest of compilation, a tenth of a second."""
 
 
 def unfolded(x: Any, size: int | None = None) -> Any:
     """A known array behind a barrier, if it, or what is computed from it, has a large number ``size`` of elements."""
-    if not is_known(x) or not isinstance(size := x.size if size is None else size, int) or size < LARGE:
+    if not is_known(x) or not isinstance(size := x.size if size is None else size, int) or size < XLA_FOLDED:
         return x
     return lax.optimization_barrier(jnp.asarray(x))
 

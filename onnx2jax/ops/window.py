@@ -11,9 +11,6 @@ from jax import lax
 
 from .arrays import is_known
 
-MAX_TAPS = 64
-"""Windows of more taps are not unrolled: XLA compiles a loop for every slice, in 12 ms."""
-
 WINDOW = {"auto_pad": "NOTSET", "dilations": None, "kernel_shape": None, "pads": None, "strides": None}
 
 

@@ -69,7 +69,7 @@ TOGETHER: dict[str, Callable[[Any], Any]] = {
 
 
 def changed(monkeypatch: pytest.MonkeyPatch, function: Callable[[Any], Any]) -> Any:
-    monkeypatch.setattr(microbatch, "PART", 2)
+    monkeypatch.setattr(microbatch, "MICROBATCH", 2)
     closed = jax.make_jaxpr(lambda w, x: [function(convolved(x, w))])(W, X)
     return closed, rewritten(microbatch.split_batch, closed, 1)
 
@@ -104,7 +104,7 @@ def test_layers_after_the_last_large_value_take_the_whole_batch(monkeypatch: pyt
         return [means - means.mean(0), halves.sum((1, 2)) @ v, jnp.full((3,), 2.0)]
 
     closed = jax.make_jaxpr(network)(W, matrix, X)
-    monkeypatch.setattr(microbatch, "PART", 5000 // (os.cpu_count() or 1))
+    monkeypatch.setattr(microbatch, "MICROBATCH", 5000 // (os.cpu_count() or 1))
     parts = rewritten(microbatch.split_batch, closed, 2)
     (scan,) = (e for e in parts.jaxpr.eqns if e.primitive.name == "scan")
     inside = [e.primitive.name for e in scan.params["jaxpr"].jaxpr.eqns]
@@ -116,6 +116,6 @@ def test_layers_after_the_last_large_value_take_the_whole_batch(monkeypatch: pyt
 
 
 def test_large_weights_prevent_a_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(microbatch, "MOST_WEIGHTS", 100)
+    monkeypatch.setattr(microbatch, "MICROBATCH_WEIGHTS", 100)
     closed, parts = changed(monkeypatch, lambda y: y + 1)
     assert parts is closed

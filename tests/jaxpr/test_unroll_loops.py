@@ -13,7 +13,7 @@ from onnx import helper
 
 import onnx2jax
 from onnx2jax import compat
-from onnx2jax.jaxpr.passes.cpu.unroll_loops import MOST, unroll_loops
+from onnx2jax.jaxpr.passes.cpu.unroll_loops import UNROLLED_STEPS, unroll_loops
 from onnx2jax.jaxpr.program import Program, as_function
 from tests.eval.test_layers import normal
 from tests.support import decoders
@@ -40,7 +40,7 @@ SHORT: dict[str, Callable[[Operands], Any]] = {
     )[0],
 }
 LONG: dict[str, Callable[[Operands], Any]] = {
-    "many steps": lambda o: lax.scan(lambda t, _: (t * o.z, None), o.c, None, length=MOST + 1)[0],
+    "many steps": lambda o: lax.scan(lambda t, _: (t * o.z, None), o.c, None, length=UNROLLED_STEPS + 1)[0],
     "a result for each step": lambda o: lax.scan(lambda t, x: (t, x + o.z), o.c, o.w)[1],
     "two carries": lambda o: lax.scan(lambda t, x: ((t[1], t[0] + x), None), (o.c, o.c), o.w)[0],
     "few bytes": lambda o: lax.scan(lambda t, x: (t + x, None), o.v[0], o.v)[0],

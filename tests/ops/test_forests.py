@@ -142,5 +142,5 @@ def test_accelerators_bound_what_they_store(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(compat, "has_serial_loops", lambda: False)
     assert "reduce_and" in branches(10) and "platform_index" not in branches(10)
-    monkeypatch.setattr(forests, "_MOST_CONDITIONS", 14 * 20)
+    monkeypatch.setattr(forests, "FOREST_CONDITIONS", 14 * 20)
     assert "platform_index" not in branches(20) and "platform_index" in branches(21)

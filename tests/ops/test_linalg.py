@@ -149,7 +149,7 @@ def test_one_row_in_half_precision_is_a_product_of_eight_on_cuda(a, rows):
     text = jax.jit(multiply).trace(a, b).lower(lowering_platforms=("cuda",)).as_text()
     (line,) = (line for line in text.splitlines() if "dot_general" in line)
     assert f"tensor<{rows}x" in line.partition("->")[2]
-    if rows == linalg.ROWS:
+    if rows == linalg.CUDA_ROWS:
         got = linalg._row_by_matrix(a, b)
         wanted = multiply(a, b)
         assert (got.shape, got.dtype) == (wanted.shape, wanted.dtype)

@@ -298,7 +298,7 @@ def test_svm(kernel):
 def test_svm_of_many_rows_far_from_the_origin():
     """Squared distances by a product lose nothing where features are large and close to each other."""
     x, vectors = 300 + f32(100, 20), 300 + f32(80, 20)
-    assert len(x) * vectors.size > svm.FEW_DIFFERENCES
+    assert len(x) * vectors.size > svm.SVM_DIFFERENCES
     common = {"kernel_type": "RBF", "kernel_params": (0.05, 0.0, 0.0), "support_vectors": flat(vectors)}
     agree("SVMRegressor", x, [FLOAT], coefficients=flat(f32(80)), rho=(0.3,), n_supports=80, traced=True, **common)
 

@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from onnx2jax.limits import PACKED_ADDED_ROWS
 from onnx2jax.ops import packed
 from onnx2jax.ops.microsoft.weights import CODES
 from tests.support.joined import joined
@@ -114,7 +115,7 @@ def test_accelerators_read_bytes_and_cpus_words():
     assert {p for p, text in texts.items() if "xui32" in text} == {"cpu"}
 
 
-@pytest.mark.parametrize(("rows", "products"), [(1, 0), (packed.ADDED, 0), (packed.ADDED + 1, 1)])
+@pytest.mark.parametrize(("rows", "products"), [(1, 0), (PACKED_ADDED_ROWS, 0), (PACKED_ADDED_ROWS + 1, 1)])
 def test_few_rows_are_no_product_on_cuda(rows, products):
     """XLA adds up the products of few rows while it unpacks the weight; for a product it would store the weight."""
     types = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in operands(4, 16, rows, "uint8")]

@@ -17,13 +17,13 @@ LONG = RNG.standard_normal((2, 4, 7, 6))
 @pytest.fixture
 def blocks(monkeypatch):
     """Blocks of two queries, of any attention of four or more."""
-    for name, value in {"LARGEST": 0, "BLOCK": 1, "LEAST": 2}.items():
+    for name, value in {"ATTENTION_BLOCK": 0, "ATTENTION_QUERIES": 2}.items():
         monkeypatch.setattr(row_blocks, name, value)
 
 
 def at_once_and_by_blocks(monkeypatch, function, *operands):
     at_once = jax.jit(function)(*operands)
-    for name, value in {"LARGEST": 0, "BLOCK": 1, "LEAST": 2}.items():
+    for name, value in {"ATTENTION_BLOCK": 0, "ATTENTION_QUERIES": 2}.items():
         monkeypatch.setattr(row_blocks, name, value)
     text = str(jax.make_jaxpr(lambda *x: function(*x))(*operands))
     assert "scan[" in text
@@ -32,7 +32,7 @@ def at_once_and_by_blocks(monkeypatch, function, *operands):
 
 def test_cases_by_blocks_of_one_query(monkeypatch):
     at_once = all_cases()
-    for name, value in {"LARGEST": 0, "BLOCK": 1, "LEAST": 1}.items():
+    for name, value in {"ATTENTION_BLOCK": 0, "ATTENTION_QUERIES": 1}.items():
         monkeypatch.setattr(row_blocks, name, value)
     by_blocks = all_cases()
     assert not differences({case: (by_blocks[case], y) for case, y in at_once.items()}, rtol=1e-12, atol=1e-14)

@@ -273,7 +273,7 @@ def test_identity_passes_sequences_and_nothing():
 def test_one_element_is_appended_on_a_tpu(axis, dtype):
     """A selection in place of a concatenation; NaN and infinity on the one side leave the other as it is."""
     many, one = [3, 2, 4, 5], [3, 2, 4, 5]
-    many[axis], one[axis] = shape.APPENDED, 1
+    many[axis], one[axis] = shape.TPU_APPENDED, 1
     a, b = (RNG.normal(size=s).astype(np.float32) for s in (many, one))
     if dtype not in (np.int8, np.bool_):
         a.flat[::3], b.flat[::2] = np.nan, np.inf

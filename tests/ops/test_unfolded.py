@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.extend.core import Literal, jaxprs_in_params
 
-from onnx2jax.ops.unfolded import LARGE, with_unfolded_cotangent
+from onnx2jax.ops.unfolded import XLA_FOLDED, with_unfolded_cotangent
 from tests.support.helpers import run_op
 
 RNG = np.random.default_rng(5)
@@ -42,7 +42,7 @@ def foldable(jaxpr: Any, constants: set[Any]) -> Iterator[str]:
         if all(known) and equation.primitive.name != "optimization_barrier":
             constants.update(equation.outvars)
             size = max(getattr(v.aval, "size", 0) for v in (*equation.invars, *equation.outvars))
-            if size >= LARGE and equation.primitive.name.startswith(tuple(SLOW)):
+            if size >= XLA_FOLDED and equation.primitive.name.startswith(tuple(SLOW)):
                 yield f"{equation.primitive.name} {[str(v.aval) for v in equation.outvars]}"
 
 
@@ -100,7 +100,7 @@ def test_constants_are_left_unfolded(differentiated: bool) -> None:
 
 def test_what_is_found() -> None:
     """A scan of a constant cotangent is, unless it is behind a barrier."""
-    x = jnp.zeros(LARGE)
+    x = jnp.zeros(XLA_FOLDED)
     plain, behind = jnp.cumsum, lambda x: with_unfolded_cotangent(jnp.cumsum(x))
     found = [
         list(foldable(jax.make_jaxpr(jax.grad(lambda x, f=f: f(x).sum()))(x).jaxpr, set())) for f in (plain, behind)

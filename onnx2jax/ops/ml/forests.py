@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 
 from ... import compat
+from ...limits import FOREST_CONDITIONS, FOREST_COPIES, FOREST_LEAVES
 from ..arrays import is_known, xp
 from .scores import repeat
 
@@ -86,10 +87,6 @@ def _depth(forest):
     return depth
 
 
-_MAX_COPIES = 16
-"""Nodes shared by several branches are copied for each; the layout has at most this many times the nodes."""
-
-
 def _layout(forest):
     """(layout, node at each position, tree at each position) of a forest."""
     depth, levels, firsts, end = _depth(forest), [forest.roots], [], len(forest.roots)
@@ -103,7 +100,7 @@ def _layout(forest):
         levels.append(np.stack([forest.true[level], forest.false[level]], -1).ravel())
         trees.append(np.repeat(trees[-1][inner], 2))
         end += len(levels[-1])
-        if end > _MAX_COPIES * len(forest.modes):
+        if end > FOREST_COPIES * len(forest.modes):
             raise ValueError(f"the nodes do not form trees: {len(forest.modes)} nodes have more than {end} branches")
     at = np.concatenate(levels).astype(np.int64)
     modes, features, missing = forest.modes[at], forest.features[at], forest.missing[at].astype(bool)
@@ -172,8 +169,8 @@ def _leaves(X, layout):
     cpu = partial(_descended, layout=layout, repeat=_unrolled) if compat.has_serial_loops() else default
     if alike and (masks := _masks(layout)) is not None:
         by_masks, rows = partial(_leaves_by_masks, layout=layout, masks=masks), X.shape[0]
-        cpu = by_masks if masks.leaves.shape[1] <= _MOST_LEAVES * layout.depth else cpu
-        default = default if isinstance(rows, int) and rows * masks.conditions.size > _MOST_CONDITIONS else by_masks
+        cpu = by_masks if masks.leaves.shape[1] <= FOREST_LEAVES * layout.depth else cpu
+        default = default if isinstance(rows, int) and rows * masks.conditions.size > FOREST_CONDITIONS else by_masks
     return default(X) if cpu is default else lax.platform_dependent(X, cpu=cpu, default=default)
 
 
@@ -232,14 +229,6 @@ class Masks(NamedTuple):
     """The leaves that remain if the condition is false, the first as the highest bit."""
     leaves: Any
     """The positions of the leaves [trees, leaves]."""
-
-
-_MOST_LEAVES = 3
-"""Leaves of a tree for each level of its forest, up to which a CPU takes masks: LightGBM's trees of 31 leaves take 0.4
-of the time of a descent, full trees of depth 4 take 1.3 times as long. On a v5e both take a third or less."""
-
-_MOST_CONDITIONS = 2**26
-"""Conditions of all rows up to which accelerators take masks: a TPU stores the features that they compare."""
 
 
 def _masks(layout):

@@ -8,16 +8,13 @@ import jax
 import numpy as np
 from jax import lax
 
+from ...limits import SVM_DIFFERENCES
 from ..activation import sigmoid
 from ..arrays import argmax, is_known, xp
 from ..registry import op
 from .scores import DOMAIN, LABELS, Transform, batch, class_labels, labels_of, repeat, transform, two_scores
 
 Kernel = Literal["LINEAR", "POLY", "RBF", "SIGMOID"]
-FEW_DIFFERENCES = 1 << 17
-"""Fewer differences of features are squared and summed one by one: on a v5e 8 rows, 400 vectors and 16 features take 6
-thousand cycles rather than 10, but 8 rows, 500 vectors and 64 features 29 rather than 22, and 512 rows 615 rather than
-31."""
 LOST_DIGITS = 256
 """Squared norms, relative to the kernel's width, up to which a product loses less than 1e-4 of the kernel."""
 SWEEPS = 100
@@ -41,7 +38,7 @@ def _squared_distances(X, vectors, gamma):
 
     The product cancels where a row is close to a vector, so it is for vectors whose norm is a few widths of the kernel.
     """
-    many = not isinstance(X.shape[0], int) or X.shape[0] * vectors.size >= FEW_DIFFERENCES
+    many = not isinstance(X.shape[0], int) or X.shape[0] * vectors.size >= SVM_DIFFERENCES
     if not (many and vectors.size and gamma * _squared_norms(vectors - vectors.mean(0)).max() <= LOST_DIGITS):
         return ((X[:, None] - vectors) ** 2).sum(-1)
     mean = vectors.mean(0)

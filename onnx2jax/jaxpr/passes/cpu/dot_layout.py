@@ -15,16 +15,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
+from ....limits import TRANSPOSED_WEIGHT
 from ...const_eval import can_evaluate
 from ...program import Equation, Program, variables
-
-LARGEST: Final = 1 << 24
-"""Elements of a weight. Larger ones are read from memory either way (768 x 32000: 3.7 ms as stored, 4.7 transposed),
-and would cost a second copy of a decoder's embedding."""
 
 
 def transpose_row_weights(program: Program) -> Program:
@@ -50,7 +47,7 @@ def _is_row_by_matrix(equation: Equation) -> bool:
     x, w = (v.aval for v in equation.inputs)
     contracted, batch = ([tuple(axes) for axes in pair] for pair in equation.params["dimension_numbers"])
     one_row = math.prod(x.shape[:-1]) == 1 and contracted == [(x.ndim - 1,), (0,)] and batch == [(), ()]
-    return one_row and w.ndim == 2 and w.size <= LARGEST and x.dtype == w.dtype == np.float32
+    return one_row and w.ndim == 2 and w.size <= TRANSPOSED_WEIGHT and x.dtype == w.dtype == np.float32
 
 
 def swap_transposed(program: Program) -> Program:

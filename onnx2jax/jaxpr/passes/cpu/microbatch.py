@@ -25,13 +25,9 @@ import jax
 import numpy as np
 from jax import lax
 
+from ....limits import MICROBATCH, MICROBATCH_WEIGHTS
 from ...program import Equation, Program, is_literal, nbytes, type_of, values_of, variables
 from .layout_assignment import ELEMENTWISE, WINDOWS
-
-PART: Final = 5 << 20
-"""Bytes of the largest value of a microbatch, for each core; batches whose values are no larger stay whole."""
-MOST_WEIGHTS: Final = 1 << 26
-"""Bytes of weights, which every microbatch reads."""
 
 
 class Batched(NamedTuple):
@@ -56,13 +52,13 @@ def split_batch(program: Program) -> Program:
     batch = counts.pop() if len(counts) == 1 else 1
     if batch < 2 or program.effects or not any(e.name in _CONVOLUTIONS for e in program.equations):
         return program
-    largest, most = max(map(_size, program.equations)), PART * (os.cpu_count() or 1)
+    largest, most = max(map(_size, program.equations)), MICROBATCH * (os.cpu_count() or 1)
     if largest <= most:
         return program
     given, program = program, program.inlined()
     split = _split(program, images, most)
     read = {v for e in split.head for v in variables(e.inputs)}
-    if sum(nbytes(v) for v in program.inputs[: program.parameters] if v in read) > MOST_WEIGHTS:
+    if sum(nbytes(v) for v in program.inputs[: program.parameters] if v in read) > MICROBATCH_WEIGHTS:
         return given
     part = max((n for n in range(1, batch) if batch % n == 0 and largest // batch * n <= most), default=1)
 

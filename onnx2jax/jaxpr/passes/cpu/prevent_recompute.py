@@ -19,16 +19,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import Any, Final
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ....limits import RECOMPUTED
 from ...program import Equation, Program, expand, is_literal, literal_value, new_variable, variables
-
-FEWEST: Final = 1 << 14
-"""Elements of a value; for smaller ones it makes no difference."""
 
 
 def materialise_shared(program: Program) -> Program:
@@ -39,7 +37,7 @@ def materialise_shared(program: Program) -> Program:
     equations: list[Equation] = []
     for equation in program.equations:
         producers.update(dict.fromkeys(equation.outputs, equation))
-        shared = any(readers[v] > 1 and math.prod(getattr(v.aval, "shape", ())) >= FEWEST for v in equation.outputs)
+        shared = any(readers[v] > 1 and math.prod(getattr(v.aval, "shape", ())) >= RECOMPUTED for v in equation.outputs)
         bounded = _bounded(equation, producers) if shared else None
         equations += [equation] if bounded is None else _selected(equation, *bounded, constants)
     return program.replace(equations=equations, constants=constants)

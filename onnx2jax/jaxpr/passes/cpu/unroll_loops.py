@@ -12,18 +12,12 @@ A loop of several results, such as a recurrent one, or of many steps stays.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from jax import lax
 
+from ....limits import UNROLLED_BYTES, UNROLLED_EQUATIONS, UNROLLED_STEPS
 from ...program import Equation, Program, as_function, expand, nbytes
-
-MOST: Final = 16
-"""Steps of a loop."""
-LARGEST: Final = 128
-"""Equations of its body, which are compiled for each step."""
-LEAST_BYTES: Final = 1 << 16
-"""Bytes of its result: XLA does not divide smaller ones among threads."""
 
 
 def unroll_loops(program: Program) -> Program:
@@ -46,9 +40,9 @@ def _is_short(equation: Equation) -> bool:
         return False
     (body,), (result,) = equation.inner, equation.outputs
     is_carried = result.aval.shape == body.outputs[0].aval.shape
-    if not (is_carried and 1 < equation.params["length"] <= MOST and nbytes(result) >= LEAST_BYTES):
+    if not (is_carried and 1 < equation.params["length"] <= UNROLLED_STEPS and nbytes(result) >= UNROLLED_BYTES):
         return False
-    return not body.any(lambda e: e.name in ("scan", "while")) and len(body.inlined().equations) <= LARGEST
+    return not body.any(lambda e: e.name in ("scan", "while")) and len(body.inlined().equations) <= UNROLLED_EQUATIONS
 
 
 def _unrolled(loop: Equation, *operands: Any) -> Any:

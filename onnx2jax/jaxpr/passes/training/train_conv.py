@@ -15,12 +15,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ....limits import TRAINING_GROUPS, TRAINING_PIXELS, TRAINING_ROWS
 from ....ops.arrays import accumulator
 from ....ops.conv_cpu import convolve, depthwise, product
 from ....ops.conv_rules import Problem, lowering
@@ -28,14 +29,6 @@ from ....ops.window import Window, taps
 from ...axis_orders import Value, permuted
 from ...program import CALLS, Equation, Program, branch_for, is_platform_choice
 from ..cpu.layout_assignment import ConvRules, Layout
-
-DEPTHWISE, FEW_PIXELS = 16, 64
-"""A network without kernels of so many groups, most of whose weights meet at most so many pixels of a batch, keeps its
-layout: its step is bound by the memory of the weights. ResNet-50 over 8 images of 64x64 would take 1.28 times as
-long."""
-FEW_ROWS: Final = 16
-"""Rows from which on a sum over them goes by quarters that are added as arrays: XLA:CPU sums along leading axes one
-number at a time. 9 sums over 16x16x16 pixels of 128 channels take 0.75 ms rather than 2.8."""
 
 
 def _rule(layout: Layout, equation: Equation, operands: Sequence[Value]) -> list[Value] | None:
@@ -88,7 +81,7 @@ def _rows(x: Any, g: Any) -> Any:
 def _summed(x: Any, g: Any) -> Any:
     """(C,), the sum of x * g over pixels."""
     y = lax.reshape(x * g, (math.prod(x.shape[:-1]), x.shape[-1]))
-    while (count := y.shape[0]) >= FEW_ROWS:
+    while (count := y.shape[0]) >= TRAINING_ROWS:
         quarter = -(-count // 4)
         y = lax.pad(y, np.zeros((), y.dtype), ((0, 4 * quarter - count, 0), (0, 0, 0)))
         y = functools.reduce(lax.add, (y[i * quarter : (i + 1) * quarter] for i in range(4)))
@@ -129,11 +122,11 @@ def _pays(convolutions: Sequence[Equation]) -> bool:
     few = many = 0
     for equation in convolutions:
         given = equation.convolution
-        if max(given.groups, given.batches) >= DEPTHWISE:
+        if max(given.groups, given.batches) >= TRAINING_GROUPS:
             return True
         if equation.params["dimension_numbers"].lhs_spec[0] != 0:
             continue  # the gradient of weights, which takes channels for images
-        weights, is_many = given.outputs * given.held, given.pixels > FEW_PIXELS
+        weights, is_many = given.outputs * given.held, given.pixels > TRAINING_PIXELS
         few, many = few + weights * (not is_many), many + weights * is_many
     return bool(convolutions) and few <= many
 
