@@ -7,8 +7,8 @@ integer, which is out of range in turn.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final, Literal
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -44,47 +44,63 @@ def _drops(scatter: Node, kinds: Mapping[str, Kind]) -> bool:
     return data is None and indices == "indices" and updates in ("indices", "rows") and along
 
 
+class _Read(NamedTuple):
+    """A node that reads results of NonZero.
+
+    Attributes:
+        given: the kinds of its inputs; None for other values.
+        constants: the values of its inputs that are initializers.
+        leads: whether its second input is a shape that begins with the number of rows.
+    """
+
+    node: Node
+    given: Sequence[Kind | None]
+    constants: Sequence[Any]
+    leads: bool
+
+    @property
+    def axis(self) -> int:
+        return int(self.node.attributes.get("axis", 0))
+
+    @property
+    def axes(self) -> list[int]:
+        """The second input as a list; [] if it is not known."""
+        value = self.constants[1] if len(self.constants) > 1 else None
+        return [] if value is None else np.ravel(value).tolist()
+
+
+def _is_number(value: Any) -> bool:
+    return value is not None and np.ndim(value) == 0
+
+
+_ROWS: Final = ("indices", "rows")
+_RULES: Final[Sequence[tuple[Collection[str], Callable[[_Read], bool], Kind | None]]] = (
+    (["Transpose"], lambda r: r.given[0] == "positions" and r.node.attributes.get("perm") in (None, (1, 0)), "indices"),
+    (["Shape"], lambda r: r.given[0] in _ROWS and not r.node.attributes, "count"),
+    (["Expand"], lambda r: r.given[0] is None and r.leads, "rows"),
+    (["GatherND"], lambda r: r.given == [None, "indices"] and not r.node.attributes.get("batch_dims"), "indices"),
+    (["Gather"], lambda r: r.given == [None, "indices"] and r.axis == 0, "indices"),
+    (["Gather"], lambda r: r.given[0] == "positions" and r.axis == 0 and _is_number(r.constants[1]), "indices"),
+    (_SHAPING, lambda r: {*r.given} <= {"count", None}, "count"),
+    (["Squeeze"], lambda r: r.given[0] == "positions" and r.axes == [0], "indices"),
+    # Negative axes count from an end that is not known here; of Unsqueeze, -1 comes last.
+    (["Squeeze", "Unsqueeze"], lambda r: r.given[0] in _ROWS and (r.axes == [-1] or min(r.axes, default=0) > 0), None),
+    (["Reshape"], lambda r: r.given[0] in _ROWS and (r.leads or r.axes[:1] in ([-1], [0])), None),
+    (["Concat"], lambda r: r.axis != 0 and "indices" in r.given and {*r.given} <= {*_ROWS}, "indices"),
+    (["Concat"], lambda r: r.axis != 0 and {*r.given} == {"rows"}, "rows"),
+    (["Identity"], lambda r: r.given[0] in _ROWS, None),
+    (_LINEAR, lambda r: all(k in _ROWS or _is_number(v) for k, v in zip(r.given, r.constants, strict=True)), "rows"),
+)
+"""Operators, a condition, and what their output then is; None for what their first input is."""
+
+
 def _kind(graph: Graph, node: Node, kinds: Mapping[str, Kind]) -> Kind | None:
     """What the output of a node is, by its inputs; None if it is not among the kinds."""
-    given = [kinds.get(name) for name in node.inputs]
-    constants = [graph.initializers.get(name) for name in node.inputs]
-    first, second = (*given, None, None)[:2]
-    table: Mapping[str, Kind | None] = {
-        "Transpose": "indices" if first == "positions" and node.attributes.get("perm") in (None, (1, 0)) else None,
-        "Shape": "count" if first in ("indices", "rows") and not node.attributes else None,
-        "Expand": "rows" if first is None and second == "count" and _leads(graph, node.inputs[1], kinds) else None,
-        "GatherND": "indices" if given == [None, "indices"] and not node.attributes.get("batch_dims") else None,
-    }
-    if node.op_type in table:
-        return table[node.op_type]
-    if node.op_type == "Gather" and not node.attributes.get("axis", 0):
-        if given == [None, "indices"]:
-            return "indices"
-        if first == "positions" and constants[1] is not None and constants[1].ndim == 0:
-            return "indices"
-    if node.op_type in _SHAPING and set(given) <= {"count", None}:
-        return "count"
-    if node.op_type in ("Squeeze", "Unsqueeze") and second is None and constants[1:] and constants[1] is not None:
-        axes = constants[1].tolist()
-        if first == "positions" and node.op_type == "Squeeze" and axes == [0]:
-            return "indices"
-        # Negative axes count from an end that is not known here; of Unsqueeze, -1 comes last.
-        if first in ("indices", "rows") and all(a > 0 or (a == -1 and len(axes) == 1) for a in axes):
-            return first
-    if node.op_type == "Reshape" and first in ("indices", "rows"):
-        shape = constants[1]
-        led = shape is not None and shape.size and shape[0] in (-1, 0)
-        return first if led or (second == "count" and _leads(graph, node.inputs[1], kinds)) else None
-    if node.op_type == "Concat" and node.attributes["axis"] != 0 and set(given) <= {"indices", "rows"}:
-        return "indices" if "indices" in given else "rows"
-    if node.op_type == "Identity" and first in ("indices", "rows"):
-        return first
-    if node.op_type in _LINEAR and all(
-        kind in ("indices", "rows") or (value is not None and np.ndim(value) == 0)
-        for kind, value in zip(given, constants, strict=True)
-    ):
-        return "rows"
-    return None
+    given, constants = [kinds.get(n) for n in node.inputs], [graph.initializers.get(n) for n in node.inputs]
+    leads = len(given) > 1 and given[1] == "count" and _leads(graph, node.inputs[1], kinds)
+    read = _Read(node, given, constants, leads)
+    found = (kind or given[0] for names, holds, kind in _RULES if node.op_type in names and holds(read))
+    return next(found, None)
 
 
 def _leads(graph: Graph, shape: str, kinds: Mapping[str, Kind]) -> bool:
@@ -92,11 +108,8 @@ def _leads(graph: Graph, shape: str, kinds: Mapping[str, Kind]) -> bool:
     node = graph.producers.get(shape)
     if node is None or kinds.get(shape) != "count":
         return False
-    if node.op_type == "Shape":
-        return True
-    if node.op_type in ("Cast", "Gather", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Concat"):
-        constant = graph.initializers.get(node.inputs[1]) if node.op_type == "Gather" else None
-        if node.op_type == "Gather" and (constant is None or constant.size != 1 or constant.item() != 0):
-            return False
-        return _leads(graph, node.inputs[0], kinds)
-    return False
+    constant = graph.initializers.get(node.inputs[1]) if node.op_type == "Gather" else None
+    if node.op_type == "Gather" and (constant is None or constant.size != 1 or constant.item() != 0):
+        return False
+    passes = node.op_type in _SHAPING and node.op_type != "Slice"
+    return node.op_type == "Shape" or (passes and _leads(graph, node.inputs[0], kinds))
