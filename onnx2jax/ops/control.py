@@ -32,9 +32,8 @@ def step_of(body, n, *, has_cond):
         go, *values = results(body(i.reshape((1,) * ranks[0]), *state, step=i))
         if has_cond:
             return go, values[:n], values[n:]
-        go = (
-            go.reshape(true.shape) if np.size(go) == 1 else go
-        )  # bodies declare bool[1] and return bool[], or vice versa
+        # bodies declare bool[1] and return bool[], or vice versa
+        go = go.reshape(true.shape) if np.size(go) == 1 else go
         return np.True_, [go, *values[:n]], values[n:]
 
     return step, true

@@ -101,9 +101,8 @@ def quantize_linear(x, y_scale, y_zero_point=None, *, axis=1, block_size=0, outp
         dtype = np.dtype(y_zero_point.dtype)
     scale = broadcast_qparam(y_scale, x.shape, axis, block_size)
     zero_point = None if y_zero_point is None else broadcast_qparam(y_zero_point, x.shape, axis, block_size)
-    work = (
-        to_dtype(precision, "precision") if precision else np.dtype(x.dtype if y_scale.dtype == E8M0 else y_scale.dtype)
-    )
+    work = np.dtype(x.dtype if y_scale.dtype == E8M0 else y_scale.dtype)
+    work = to_dtype(precision, "precision") if precision else work
     work = np.dtype(np.float64) if is_integer(work) else work
     ratio = quotient(x.astype(work), scale.astype(work))
     return saturate_to(ratio, zero_point, dtype or np.dtype(np.uint8), saturate)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,24 +25,48 @@ Mode = Literal["nearest", "linear", "cubic"]
 Nearest = Literal["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"]
 
 
-def _original(mode, n, out, scale, start, end):
-    """The coordinate of each output element on an input axis of n elements, in float32 as in other implementations."""
-    x, scale, last, half = np.arange(out, dtype=F32), F32(scale), F32(n - 1), F32(0.5)
-    if mode == "asymmetric":
-        return x / scale
-    if mode == "tf_crop_and_resize":
-        return start * last + x * (end - start) * last / F32(out - 1) if out > 1 else half * (start + end) * last + x
-    if mode == "half_pixel_symmetric":
-        # the two terms cancel: ties are exact only in double precision
-        exact = n / 2 * (1 - out / (float(scale) * n)) + (np.arange(out) + 0.5) / float(scale) - 0.5
-        return exact.astype(F32)
-    if mode == "tf_half_pixel_for_nn":
-        return (x + half) / scale
-    if mode == "half_pixel" or (mode == "pytorch_half_pixel" and out > 1):
-        return (x + half) / scale - half
+class Axis(NamedTuple):
+    """An axis of n elements, resized to ``out`` by a scale; ``start`` and ``end`` crop it."""
+
+    n: Any
+    out: Any
+    scale: Any
+    start: Any = F32(0)
+    end: Any = F32(1)
+
+
+def _symmetric(_, a):
+    # the two terms cancel: ties are exact only in double precision
+    n, out, scale = a.n, a.out, float(a.scale)
+    return (n / 2 * (1 - out / (scale * n)) + (np.arange(out) + 0.5) / scale - 0.5).astype(F32)
+
+
+def _corners(x, a):
     # ONNX's length_resized is fractional if a scale was given, although the extent is an integer
-    resized = F32(out) if abs(scale * F32(n) - out) < 1e-4 else scale * F32(n)
-    return x * last / (resized - 1) if out > 1 else x
+    resized = F32(a.out) if abs(a.scale * F32(a.n) - a.out) < 1e-4 else a.scale * F32(a.n)
+    return x * F32(a.n - 1) / (resized - 1) if a.out > 1 else x
+
+
+def _cropped(x, a):
+    start, end, last = a.start, a.end, F32(a.n - 1)
+    return start * last + x * (end - start) * last / F32(a.out - 1) if a.out > 1 else HALF * (start + end) * last + x
+
+
+HALF = F32(0.5)
+_ORIGINAL = {
+    "align_corners": _corners,
+    "asymmetric": lambda x, a: x / a.scale,
+    "half_pixel": lambda x, a: (x + HALF) / a.scale - HALF,
+    "half_pixel_symmetric": _symmetric,
+    "pytorch_half_pixel": lambda x, a: (x + HALF) / a.scale - HALF if a.out > 1 else x,
+    "tf_crop_and_resize": _cropped,
+    "tf_half_pixel_for_nn": lambda x, a: (x + HALF) / a.scale,
+}
+"""Mode -> the coordinate on the input axis of each output element x, in float32 as in other implementations."""
+
+
+def _original(mode, a):
+    return _ORIGINAL[mode](np.arange(a.out, dtype=F32), a)
 
 
 _NEAREST = {
@@ -66,7 +90,7 @@ def cubic(distance, a=-0.75):
     return xp.where(d <= 1, near, xp.where(d < 2, far, 0))
 
 
-def _neighbours(mode, x, n, scale, a, exclude_outside, antialias):
+def _neighbours(x, n, scale, mode, a, exclude_outside, antialias):
     """(index, weight), both (out, neighbours), of linear and cubic interpolation at the coordinates x.
 
     Neighbours that a result does not read repeat one that it reads, and neighbours that are the same share their
@@ -217,7 +241,7 @@ def _repeats(mode, nearest_mode, scale):
     """Whether the nearest element of each output is its own number divided by the scale, whatever the extent."""
     times = int(scale)
     for n in (1, 2, 3, 5):
-        x = _NEAREST[nearest_mode](_original(mode, n, n * times, scale, 0, 1), scale)
+        x = _NEAREST[nearest_mode](_original(mode, Axis(n, n * times, scale)), scale)
         if not np.array_equal(np.clip(x, 0, n - 1), np.arange(n * times) // times):
             return False
     return True
@@ -227,6 +251,26 @@ _SYMBOLIC = "a symbolic extent can be multiplied by a whole number only"
 LARGEST_RATIO = 64
 """The largest ratio of symbolic extents that is looked for."""
 _CORNERS = "align_corners does not round extent * scale, as in ONNX's test cases; onnxruntime and PyTorch round it down"
+
+
+def _resized(y, axis, a, coordinates, nearest, weights, warn):
+    """The image with one axis resized: by its ``nearest`` elements, or else by weighted sums of neighbours."""
+    if not (isinstance(a.n, int) and isinstance(a.out, int)):
+        if not nearest or coordinates == "tf_crop_and_resize" or not _repeats(coordinates, nearest, a.scale):
+            raise ValueError(
+                f"axis {axis} has the symbolic extent {a.n}, of which nearest elements can be repeated, and nothing "
+                f"interpolated (mode={weights[0]!r}, coordinate_transformation_mode={coordinates!r})"
+            )
+        return jnp.repeat(y, int(a.scale), axis)
+    x = _original(coordinates, a)
+    if a.n == a.out and np.array_equal(x, np.arange(a.n)):
+        return y
+    if coordinates == "align_corners" and min(a.n, a.out) > 1 and abs(a.scale * a.n - a.out) >= 1e-4:
+        warn(f"{_CORNERS} ({a.n} * {a.scale:g} to {a.out}); for their results give the node sizes instead of scales")
+    if not nearest:
+        return _interpolate(y, axis, *_neighbours(x, a.n, a.scale, *weights))
+    index = np.clip(_NEAREST[nearest](x, a.scale), 0, a.n - 1).astype(np.int64)
+    return np.take(y, index, axis) if is_known(y) else with_unfolded_cotangent(jnp.take(y, index, axis))
 
 
 @op("Resize", since=19, heavy=True, limits=f"strings on the host, in mode nearest only; {_CORNERS}")
@@ -262,31 +306,16 @@ def resize(
             raise ValueError(f"mode ({mode!r}) interpolates numbers, not {dtype}; nearest takes any element type")
         exact = dtype.itemsize > (2 if dtype.kind in "iu" else 4)  # more significant digits than float32
         y = jnp.asarray(X, dtype if dtype.kind == "c" else np.float64 if exact else F32)
-    outside = np.zeros((1,) * X.ndim, bool)
-    for axis, out, scale, start, end in sorted(zip(axes, extents, scales, starts, ends, strict=True), reverse=True):
-        n = X.shape[axis]
-        if n == out and scale == 1 and not crop:
+    nearest, outside = nearest_mode if mode == "nearest" else "", np.zeros((1,) * X.ndim, bool)
+    spans = zip(axes, map(Axis, (X.shape[i] for i in axes), extents, scales, starts, ends), strict=True)
+    for axis, a in sorted(spans, reverse=True):
+        if a.n == a.out and a.scale == 1 and not crop:
             continue
-        if not (isinstance(n, int) and isinstance(out, int)):
-            if mode != "nearest" or crop or not _repeats(coordinate_transformation_mode, nearest_mode, scale):
-                raise ValueError(
-                    f"axis {axis} has the symbolic extent {n}, of which nearest elements can be repeated, and nothing "
-                    f"interpolated (mode={mode!r}, coordinate_transformation_mode={coordinate_transformation_mode!r})"
-                )
-            y = jnp.repeat(y, int(scale), axis)
-            continue
-        x = _original(coordinate_transformation_mode, n, out, scale, start, end)
-        if n == out and np.array_equal(x, np.arange(n)):
-            continue
-        if coordinate_transformation_mode == "align_corners" and min(n, out) > 1 and abs(scale * n - out) >= 1e-4:
-            warn(f"{_CORNERS} ({n} * {scale:g} to {out}); for their results give the node sizes instead of scales")
+        weights = mode, cubic_coeff_a, exclude_outside, antialias
+        y = _resized(y, axis, a, coordinate_transformation_mode, nearest, weights, warn)
         if crop:
-            outside = outside | ((x < 0) | (x > n - 1)).reshape(-1, *(1,) * (X.ndim - 1 - axis))
-        if mode == "nearest":
-            index = np.clip(_NEAREST[nearest_mode](x, scale), 0, n - 1).astype(np.int64)
-            y = np.take(y, index, axis) if is_known(y) else with_unfolded_cotangent(jnp.take(y, index, axis))
-        else:
-            y = _interpolate(y, axis, *_neighbours(mode, x, n, scale, cubic_coeff_a, exclude_outside, antialias))
+            x = _original(coordinate_transformation_mode, a)
+            outside = outside | ((x < 0) | (x > a.n - 1)).reshape(-1, *(1,) * (X.ndim - 1 - axis))
     if y.dtype != dtype and dtype.kind in "iu":
         y = jnp.clip(jnp.round(y) if antialias else jnp.trunc(y), np.iinfo(dtype).min, np.iinfo(dtype).max)
     y = y.astype(dtype)

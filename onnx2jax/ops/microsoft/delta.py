@@ -82,11 +82,9 @@ def _scan_batch(states, tokens, chunk):
 
 
 @op(
-    "GatedDeltaNet",
-    domain=MICROSOFT,
-    heavy=True,
+    "GatedDeltaNet", domain=MICROSOFT, heavy=True,
     limits=f"{BOUNDS}; entries of state_update that are not captured are 0",
-)
+)  # fmt: skip
 def gated_delta_net(
     query, key=None, value=None, cu_seqlens=None, decay=None, beta=None, initial_state=None, a_log=None, dt_bias=None,
     capture_count=None, state_update_active=None, *, beta_activation: Literal["none", "sigmoid"] = "none",

@@ -29,10 +29,9 @@ def scaled_silu(X, scale=None, *, alpha=1.0):
 
 
 @op(
-    "GatedAdd",
-    domain=MICROSOFT,
+    "GatedAdd", domain=MICROSOFT,
     limits="gate_weight, implemented by CUDA only, is unsupported: compute the gate separately",
-)
+)  # fmt: skip
 def gated_add(X, Y, gate, gate_weight=None):
     """``X + Y * gate`` with one gate per row, the product rounded to the dtype of X."""
     if gate_weight is not None:

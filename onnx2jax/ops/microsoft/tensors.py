@@ -111,11 +111,9 @@ def irfft(X, *, normalized: Literal[0] = 0, onesided: Literal[1] = 1, signal_ndi
 
 
 @op(
-    "GridSample",
-    domain=MICROSOFT,
-    heavy=True,
+    "GridSample", domain=MICROSOFT, heavy=True,
     limits="floating-point tensors only: the schema does not define other results",
-)
+)  # fmt: skip
 def ms_grid_sample(X, Grid, *, align_corners=0, mode: Kernel16 = "bilinear", padding_mode: Padding = "zeros"):
     """GridSample of opset 16."""
     if not is_float(X.dtype):
@@ -188,11 +186,9 @@ def torch_embedding(weight, indices, padding_idx=None, scale_grad_by_freq: Stati
 
 
 @op(
-    "FusedMatMulActivation",
-    domain=MICROSOFT,
-    product=True,
+    "FusedMatMulActivation", domain=MICROSOFT, product=True,
     limits=f"{ACTIVATION_NAMES}; activation_axis is unsupported",
-)
+)  # fmt: skip
 @taking(alpha=1.0, transA=0, transB=0, transBatchA=0, transBatchB=0)
 def fused_matmul_activation(
     A, B, *, activation, activation_alpha=None, activation_axis: Literal[None] = None, activation_beta=None,
