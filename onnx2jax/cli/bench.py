@@ -13,7 +13,6 @@ import jax
 import numpy as np
 
 from .. import compat
-from ..model.convert import convert
 from ..model.reports.comparison import compared
 from ..model.reports.profile import duration
 from .inputs import add_inputs, filled, given, sized
@@ -22,13 +21,11 @@ from .terminal import (
     add_computing,
     add_dims,
     add_model,
-    computing,
+    converted,
     dims,
-    loading,
     note,
     print_json,
     print_table,
-    reading,
     whole,
     working,
 )
@@ -61,10 +58,7 @@ def add(commands: Any) -> None:
 
 def _bench(arguments: argparse.Namespace) -> int:
     sizes = dims(arguments.dim)
-    with loading(arguments.model):
-        model, load_time = _timed(
-            lambda: convert(arguments.model, **reading(arguments), dims=sizes, **computing(arguments))
-        )
+    model, load_time = _timed(lambda: converted(arguments, dims=sizes))
     feeds = filled(model, given(model, arguments), arguments.seed)
     with working("compiling"), sized(model, feeds):
         ours, first = _timed(lambda: model.run(None, feeds))

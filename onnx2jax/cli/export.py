@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..model.convert import convert
 from ..model.files.export import ABOUT, PLATFORMS
 from ..model.files.exported import load_exported
 from .terminal import (
@@ -18,12 +17,10 @@ from .terminal import (
     add_computing,
     add_dims,
     add_model,
-    computing,
+    converted,
     extents,
-    loading,
     note,
     print_json,
-    reading,
     working,
 )
 
@@ -62,8 +59,7 @@ def add(commands: Any) -> None:
 
 def _export(arguments: argparse.Namespace) -> int:
     sizes = extents(arguments.dim)
-    with loading(arguments.model):
-        model = convert(arguments.model, **reading(arguments), **computing(arguments))
+    model = converted(arguments)
     with working("lowering"), _attempts():
         folder = model.export(
             arguments.folder,

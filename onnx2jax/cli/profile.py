@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ..model.convert import convert
 from ..model.reports.profile import HEAD, SHOWN, duration
 from .inputs import add_inputs, filled, given, sized
 from .terminal import (
@@ -14,10 +13,9 @@ from .terminal import (
     add_dims,
     add_dtype,
     add_model,
+    converted,
     dims,
-    loading,
     print_table,
-    reading,
     whole,
     working,
 )
@@ -43,9 +41,7 @@ def add(commands: Any) -> None:
 def _profile(arguments: argparse.Namespace) -> int:
     if arguments.calls < 1:
         raise CommandError("--calls must be at least 1")
-    sizes = dims(arguments.dim)
-    with loading(arguments.model):
-        model = convert(arguments.model, **reading(arguments), dims=sizes, dtype=arguments.dtype)
+    model = converted(arguments, dims=dims(arguments.dim))
     feeds = filled(model, given(model, arguments), arguments.seed)
     by_place = [feeds[v.name] for v in model.inputs]  # by position: a name may be that of an argument
     rest = {n: v for n, v in feeds.items() if n not in {v.name for v in model.inputs}}

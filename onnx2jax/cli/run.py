@@ -9,7 +9,6 @@ from urllib.parse import quote
 
 import numpy as np
 
-from ..model.convert import convert
 from ..model.reports.special_values import first_special, holds
 from ..proto import npz
 from .inputs import add_inputs, filled, given, sized
@@ -19,13 +18,11 @@ from .terminal import (
     add_computing,
     add_dims,
     add_model,
-    computing,
+    converted,
     dims,
-    loading,
     note,
     print_json,
     print_table,
-    reading,
     type_of,
     working,
 )
@@ -59,11 +56,7 @@ MOST: int = 1000
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    sizes = dims(arguments.dim)
-    with loading(arguments.model):
-        model = convert(
-            arguments.model, **reading(arguments), dims=sizes, background_compile=True, **computing(arguments)
-        )
+    model = converted(arguments, dims=dims(arguments.dim), background_compile=True)
     feeds = given(model, arguments)
     absent = [v for v in model.inputs if v.name not in feeds]
     if absent and not arguments.random:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ..model.convert import convert
 from ..model.reports.summary import HEAD
-from .terminal import add_command, add_dims, add_model, dims, loading, print_table, reading
+from .terminal import add_command, add_dims, add_model, converted, dims, print_table
 
 
 def add(commands: Any) -> None:
@@ -25,8 +24,7 @@ def add(commands: Any) -> None:
 
 def _summary(arguments: argparse.Namespace) -> int:
     sizes = dims(arguments.dim)
-    with loading(arguments.model):
-        found = convert(arguments.model, **reading(arguments)).summary(dims=sizes)
+    found = converted(arguments).summary(dims=sizes)
     if arguments.json:
         print(found.to_json())
     else:

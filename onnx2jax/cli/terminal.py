@@ -14,6 +14,8 @@ import numpy as np
 
 from ..errors import did_you_mean
 from ..model.changes.dtype import DTYPES
+from ..model.convert import convert
+from ..model.model import Model
 from ..proto.types import TensorType
 
 STATUSES: Final = {0: "success", 1: "the model or the data is invalid", 2: "the command line is invalid"}
@@ -119,8 +121,14 @@ def add_computing(parser: Any) -> None:
 
 
 def computing(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The options of ``convert`` that ``add_computing`` added."""
-    return {"dtype": arguments.dtype, "scan_layers": arguments.scan_layers}
+    """The options of ``convert`` that ``add_dtype`` and ``add_computing`` added."""
+    return {n: vars(arguments)[n] for n in ("dtype", "scan_layers") if n in arguments}
+
+
+def converted(arguments: argparse.Namespace, **options: Any) -> Model:
+    """The model, converted by the options of the command line and others."""
+    with loading(arguments.model):
+        return convert(arguments.model, **reading(arguments), **computing(arguments), **options)
 
 
 def dims(options: Iterable[str]) -> dict[str, int]:

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ..model.calls.arguments import named_dims, variables
-from ..model.convert import convert
 from .inputs import add_inputs, filled, given, say_sizes, sized
-from .terminal import add_command, add_dims, add_dtype, add_model, dims, loading, note, reading, working
+from .terminal import add_command, add_dims, add_dtype, add_model, converted, dims, note, working
 
 
 def add(commands: Any) -> None:
@@ -41,9 +40,7 @@ def add(commands: Any) -> None:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    sizes = dims(arguments.dim)
-    with loading(arguments.model):
-        model = convert(arguments.model, **reading(arguments), dims=sizes, dtype=arguments.dtype)
+    model = converted(arguments, dims=dims(arguments.dim))
     feeds = given(model, arguments)
     with working("comparing"), sized(model, feeds):
         found = model.verify(
