@@ -173,18 +173,12 @@ def _run(name: str, times: int, computations: Mapping[str, Mapping[str, Instruct
     for key, instruction in own.items():
         line, opcode = instruction.line, instruction.opcode
         if opcode == "while":
-            body = re.search(r"body=%?([\w.\-]+)", line)
-            if body:
-                _run(body[1], times * _trips(line, computations), computations, found)
+            _run(_called(instruction, "body"), times * _trips(instruction, computations), computations, found)
         elif opcode == "conditional":
-            branches = [
-                n.strip().lstrip("%") for pair in _BRANCHES.findall(line) for n in (pair[0] or pair[1]).split(",")
-            ]
-            for branch in branches[:1]:  # one of them runs
-                _run(branch, times, computations, found)
+            if branches := _BRANCHES.search(line):  # one of them runs
+                _run((branches[1] or branches[2]).split(",")[0].lstrip(" %"), times, computations, found)
         elif opcode == "call":
-            for called in re.findall(r"to_apply=%?([\w.\-]+)", line):
-                _run(called, times, computations, found)
+            _run(_called(instruction, "to_apply"), times, computations, found)
         elif opcode not in _FREE and not opcode.endswith(("-done", "-update")):
             if opcode.endswith("-start") and not opcode.startswith(("all-", "collective-")):
                 continue  # a copy between memories of the chip: who reads it is counted
@@ -312,12 +306,11 @@ def _read(buffer: Instruction, writer: Instruction | None, inside: Mapping[str, 
     return min(read, nbytes(buffer.shape))
 
 
-def _trips(line: str, computations: Mapping[str, Mapping[str, Instruction]]) -> int:
+def _trips(loop: Instruction, computations: Mapping[str, Mapping[str, Instruction]]) -> int:
     """How often the body of a loop runs; 1 where nobody knows."""
-    if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', line):
+    if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.line):
         return int(known[1])
-    condition = re.search(r"condition=%?([\w.\-]+)", line)
-    todo, bounds, seen = [condition[1]] if condition else [], [1], set[str]()
+    todo, bounds, seen = [_called(loop, "condition")], [1], set[str]()
     while todo:
         name = todo.pop()
         if name not in seen:

@@ -12,7 +12,7 @@ For identical stages both can be measured: 32 products of 512 x 512 in four stag
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -111,7 +111,7 @@ class Pipeline:
         if not isinstance(params, DeviceParams):
             # To their home stage first: gradients of weights that stages share are summed there.
             params = jax.device_put(dict(params), plain(self.placement.of_params(params)))
-        every = [_Params(s, params, known, given, x32) for s in self.segments]
+        every = [s.bound(params, known, given, x32) for s in self.segments]
         try:
             results = self._run(every, self._microbatches(values, count), rng)
         except OperatorError as e:
@@ -122,14 +122,14 @@ class Pipeline:
             self._verify(values, params, known, rng, results, x32)
         return tuple(map(to_host, results)) if as_numpy else results
 
-    def _run(self, params: Sequence[_Params], batches: Sequence[dict[str, Any]], rng: Any) -> tuple[Any, ...]:
+    def _run(self, runs: Sequence[Callable[..., Any]], batches: Sequence[dict[str, Any]], rng: Any) -> tuple[Any, ...]:
         scopes = [dict(batch) for batch in batches]
         for step in range(len(scopes) + len(self.segments) - 1):
-            for i, own in enumerate(params):
+            for i, run in enumerate(runs):
                 if 0 <= step - i < len(scopes):
                     turn = step - i
                     key = rng if rng is None or len(scopes) == 1 else jax.random.fold_in(rng, turn)
-                    scopes[turn].update(own.run(scopes[turn], key, self._sources))
+                    scopes[turn].update(run(scopes[turn], key, self._sources))
         last = self.placement.parts[-1]
         each = [[_put(last, v.name, scope[v.name], self._sources) for scope in scopes] for v in self.graph.outputs]
         if len(scopes) == 1:
@@ -164,7 +164,7 @@ class Pipeline:
         )  # fmt: skip
         if is_traced(values, results):  # inside vmap: a later call verifies it
             return
-        whole = self._run([_Params(s, params, known, None, x32) for s in self.segments], [dict(values)], rng)
+        whole = self._run([s.bound(params, known, None, x32) for s in self.segments], [dict(values)], rng)
         count = self.placement.microbatches
         for output, ours, want in zip(self.graph.outputs, results, whole, strict=True):
             if not buckets.is_close(ours, want):
@@ -202,37 +202,30 @@ class Segment:
             params.elsewhere[self] = DeviceParams(own, params.read, place)
         return params.elsewhere[self]
 
-
-class _Params:
-    """A segment with its parameters, for one call."""
-
-    def __init__(
-        self, segment: Segment, params: Mapping[str, Any], known: Constants, given: Mapping[str, Any] | None, x32: bool
-    ) -> None:
-        self.segment, self.known, self.x32 = segment, known, x32
-        self.given = {n: v for n, v in (given or {}).items() if n in segment.keys}
+    def bound(
+        self, params: Mapping[str, Any], known: Constants, given: Mapping[str, Any] | None, x32: bool
+    ) -> Callable[[Mapping[str, Any], Any, Mapping[str, Placement]], dict[str, Any]]:
+        """The segment with its parameters: a function from values, key and sources to its outputs by name."""
         if isinstance(params, DeviceParams):
-            self.params: Mapping[str, Any] = segment.weights(params)
+            weights: Mapping[str, Any] = self.weights(params)
         else:
-            own = {n: params[n] for n in segment.keys if n in params}
-            self.params = jax.device_put(own, plain(segment.placement.of_params(own)))
+            weights = {n: params[n] for n in self.keys if n in params}
+            weights = jax.device_put(weights, plain(self.placement.of_params(weights)))
+        given = {n: v for n, v in (given or {}).items() if n in self.keys}
 
-    def run(self, scope: Mapping[str, Any], rng: Any, sources: Mapping[str, Placement]) -> dict[str, Any]:
-        """The outputs of the segment for one microbatch, by name."""
-        segment = self.segment
-        taken = {n: scope[n] for n in segment.inputs if n in scope}
-        # Values computed from shapes alone are NumPy constants, and are compiled in.
-        fixed = {n: v for n, v in self.known.inputs.items() if n in segment.inputs}
-        fixed |= {n: v.value for n, v in taken.items() if isinstance(v, _ShapeConstant)}
-        values = {n: _put(segment.placement, n, v, sources) for n, v in taken.items() if n not in fixed}
-        key = None if rng is None else _put(segment.placement, "", rng, {})
-        known = Constants(self.known.params, fixed)
-        results = segment.program.outputs(values, self.params, known, key, self.given, x32=self.x32)
-        one = segment.program.is_one
-        names = [v.name for v in segment.graph.outputs]
-        return {
-            n: _ShapeConstant(r) if one and type(r) is np.ndarray else r for n, r in zip(names, results, strict=True)
-        }
+        def run(scope: Mapping[str, Any], rng: Any, sources: Mapping[str, Placement]) -> dict[str, Any]:
+            taken = {n: scope[n] for n in self.inputs if n in scope}
+            # Values computed from shapes alone are NumPy constants, and are compiled in.
+            fixed = {n: v for n, v in known.inputs.items() if n in self.inputs}
+            fixed |= {n: v.value for n, v in taken.items() if isinstance(v, _ShapeConstant)}
+            values = {n: _put(self.placement, n, v, sources) for n, v in taken.items() if n not in fixed}
+            key = None if rng is None else _put(self.placement, "", rng, {})
+            results = self.program.outputs(values, weights, Constants(known.params, fixed), key, given, x32=x32)
+            if self.program.is_one:
+                results = tuple(_ShapeConstant(r) if type(r) is np.ndarray else r for r in results)
+            return dict(zip((v.name for v in self.graph.outputs), results, strict=True))
+
+        return run
 
 
 class _ShapeConstant:
