@@ -5,49 +5,20 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
+from typing import Final
 
 import jax
 
 from .. import __version__
 from ..errors import OnnxError
-from . import (
-    bench,
-    check,
-    demo,
-    draw,
-    export,
-    generate,
-    inspect,
-    join,
-    operators,
-    plan,
-    profile,
-    run,
-    simplify,
-    summary,
-    train,
-    verify,
-)
 from .terminal import CommandError, Parser
 
-COMMANDS = (
-    run,
-    inspect,
-    summary,
-    check,
-    verify,
-    bench,
-    profile,
-    plan,
-    train,
-    generate,
-    export,
-    join,
-    simplify,
-    draw,
-    operators,
-    demo,
+_NAMES: Final = (
+    "run inspect summary check verify bench profile plan train generate export join simplify draw operators demo"
 )
+COMMANDS: Final = [import_module(f"{__name__}.{name}") for name in _NAMES.split()]
+"""Modules with one command each, in the order of the help."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
