@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -116,17 +117,34 @@ def load_checkpoint(path: str | os.PathLike[str], like: S) -> tuple[S, Any]:
     ({'w': Array([1., 1.], dtype=float32)}, None)
     """
     _check_path(path, "load_checkpoint(path, like)")
-    safetensors, path = compat.optional("safetensors", "checkpoint"), Path(path)
-    if path.is_dir():
+    if Path(path).is_dir():
         raise IsADirectoryError(f"{str(path)!r} is a folder; if Checkpoints wrote it: Checkpoints(folder).load(like)")
+    with opened(path, "save_checkpoint") as (file, metadata):
+        return _restore(str(path), metadata, like, file.get_tensor, file.get_slice)
+
+
+@contextmanager
+def opened(path: str | os.PathLike[str], writer: str) -> Iterator[tuple[Any, Any]]:
+    """A safetensors file and the metadata of its checkpoint.
+
+    Raises:
+        CheckpointError: the file is damaged, or has no metadata; ``writer`` names what writes such files.
+        FileNotFoundError: no such file.
+        ImportError: safetensors is not installed.
+    """
+    safetensors, name = compat.optional("safetensors", "checkpoint"), os.fspath(path)
     try:
-        with safetensors.safe_open(path, "numpy") as file:
+        with safetensors.safe_open(name, "numpy") as file:
             metadata = (file.metadata() or {}).get(METADATA)
             if metadata is None:
-                raise CheckpointError(f"{str(path)!r} was not written by save_checkpoint")
-            return _restore(str(path), _parse(str(path), metadata), like, file.get_tensor, file.get_slice)
+                raise CheckpointError(f"{name!r} was not written by {writer}")
+            try:
+                parsed = json.loads(metadata)
+            except ValueError as error:
+                raise CheckpointError(f"{name} is damaged ({error})") from None
+            yield file, parsed
     except safetensors.SafetensorError as error:
-        raise CheckpointError(f"{str(path)!r} is damaged, or not a safetensors file ({error})") from error
+        raise CheckpointError(f"{name!r} is damaged, or not a safetensors file ({error})") from error
 
 
 class Checkpoints:
@@ -307,15 +325,6 @@ def _entries(state: Any, position: Any) -> tuple[dict[str, Any], dict[str, Any]]
 
 def _bytes(array: Any) -> np.ndarray:
     return np.asarray(to_host(array), order="C").reshape(-1).view(np.uint8)
-
-
-def _parse(where: str, metadata: str) -> Mapping[str, Any]:
-    """The parsed JSON metadata of a checkpoint."""
-    try:
-        parsed: Mapping[str, Any] = json.loads(metadata)
-        return parsed
-    except ValueError as error:
-        raise CheckpointError(f"{where} is damaged ({error})") from None
 
 
 def _check_fits(where: str, metadata: Mapping[str, Any], leaves: Mapping[str, Any]) -> None:

@@ -119,7 +119,7 @@ def complete_feeds(decoder: Caches, feeds: Mapping[str, Any]) -> dict[str, Any]:
         values["positions"] = np.broadcast_to(np.arange(length), shape)
     else:  # masked tokens take no position
         values["positions"] = jnp.maximum(jnp.cumsum(jnp.asarray(mask), axis=1) - 1, 0)
-    known = {roles[r].name: v.astype(_dtype(roles[r])) for r, v in values.items() if r in roles}
+    known = {roles[r].name: v.astype(dtype_of(roles[r])) for r, v in values.items() if r in roles}
     return {n: v for n, v in (known | decoder.empty(batch)).items() if n in missing} | dict(feeds)
 
 
@@ -153,6 +153,7 @@ def _is_ragged(value: Any) -> bool:
     return rows and len({len(row) for row in value}) > 1
 
 
-def _dtype(value: ValueInfo) -> np.dtype:
+def dtype_of(value: ValueInfo) -> np.dtype:
+    """The element type of an input that is a tensor."""
     assert isinstance(value.type, TensorType)
     return value.type.dtype

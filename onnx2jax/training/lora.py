@@ -7,7 +7,6 @@ The added path consists of standard ONNX nodes, so it is trained, run and saved 
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import zlib
@@ -21,7 +20,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import compat
 from ..errors import CheckpointError, InputNameError, InputShapeError, InputTypeError, TrainingFormError, nearest
 from ..eval.values import to_host
 from ..ir.graph import Graph, Node
@@ -30,7 +28,7 @@ from ..model.changes.rebatch import group_of
 from ..model.model import Model
 from ..proto.dtypes import to_code, to_dtype
 from ..proto.mapped import load
-from .checkpoint import METADATA
+from .checkpoint import opened
 
 MICROSOFT: Final = "com.microsoft"
 PRODUCTS: Final = {("", "MatMul"), ("", "Gemm")} | {(MICROSOFT, n) for n in ("FusedMatMul", "TransposeMatMul")}
@@ -362,13 +360,9 @@ def load_adapter(model: Model, path: str | os.PathLike[str]) -> Model:
     """
     if isinstance(model, str | os.PathLike):
         raise InputTypeError(f"the arguments are swapped: load_adapter(model, {os.fspath(model)!r})")
-    safetensors = compat.optional("safetensors", "checkpoint")
-    try:
-        with safetensors.safe_open(os.fspath(path), "numpy") as file:
-            position = json.loads((file.metadata() or {}).get(METADATA, "{}")).get("position")
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except safetensors.SafetensorError as error:
-        raise CheckpointError(f"{os.fspath(path)!r} is damaged, or not a safetensors file ({error})") from error
+    with opened(path, "save_adapter") as (file, metadata):
+        position = metadata.get("position")
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     if not isinstance(position, Mapping) or "lora" not in position:
         raise CheckpointError(f"{os.fspath(path)!r} was not written by save_adapter")
     maps = {m.name: m for m in linear_maps(model.graph)}

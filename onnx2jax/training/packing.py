@@ -11,8 +11,8 @@ import numpy as np
 from ..errors import InputShapeError, UnsupportedError
 from ..model.caches import caches
 from ..model.model import Model
-from ..proto.types import TensorType, ValueInfo
-from .decoders import IGNORED
+from ..proto.types import ValueInfo
+from .decoders import IGNORED, dtype_of
 
 
 def pack_texts(model: Model, texts: Sequence[Sequence[int]], tokens: int) -> dict[str, np.ndarray]:
@@ -51,7 +51,7 @@ def pack_texts(model: Model, texts: Sequence[Sequence[int]], tokens: int) -> dic
             ids[row, own], segments[row, own], positions[row, own] = text, number, np.arange(len(text))
             labels[row, own] = [IGNORED, *text[1:]]
     seen = (segments[:, :, None] == segments[:, None, :]) & np.tri(tokens, dtype=bool)
-    types = {role: _dtype(roles[role]) for role in roles}
+    types = {role: dtype_of(roles[role]) for role in roles}
     heads = (roles["mask"].shape or ())[1]
     mask = np.repeat(seen[:, None], heads, axis=1) if isinstance(heads, int) else seen[:, None]
     if types["mask"] != bool:
@@ -84,7 +84,7 @@ def _roles(model: Model) -> dict[str, ValueInfo]:
     found = caches(model)
     roles = {role: found.roles[role] for role in ("tokens", "positions", "mask") if role in found.roles}
     ranks = {role: len(v.shape or ()) for role, v in roles.items()}
-    dtype: Any = _dtype(roles["mask"]) if "mask" in roles else np.dtype(object)
+    dtype: Any = dtype_of(roles["mask"]) if "mask" in roles else np.dtype(object)
     if ranks != {"tokens": 2, "positions": 2, "mask": 4} or not (dtype == bool or jnp.issubdtype(dtype, jnp.floating)):
         raise UnsupportedError(
             f"model {model.graph.name!r} cannot separate texts in one row: this needs position_ids [batch, tokens] "
@@ -95,8 +95,3 @@ def _roles(model: Model) -> dict[str, ValueInfo]:
     if states := [p.past.name for p in found.pairs if p.axis is None]:
         raise UnsupportedError(f"the recurrent state {states[0]!r} would pass from text to text: give each its own row")
     return roles
-
-
-def _dtype(value: ValueInfo) -> np.dtype[Any]:
-    assert isinstance(value.type, TensorType)
-    return value.type.dtype

@@ -18,21 +18,23 @@ from .. import compat
 from ..errors import InputError, InputNameError, UnsupportedError, did_you_mean, names_list
 from ..eval.interpreter import Settings
 from ..eval.values import to_host
-from ..ir import analysis
+from ..ir import analysis, binding
 from ..ir.file import Reading, check_keywords
-from ..ir.graph import Graph
+from ..ir.graph import Graph, Imported, read_constants
+from ..ir.training_info import TrainingInfo, read_training
 from ..model.calls import arguments
 from ..model.calls.outputs import as_outputs, field_names
+from ..model.convert import check_operands, open_model
 from ..model.model import Model
 from ..model.options import Options
 from ..model.spec import Spec
 from ..proto.mapped import load
+from ..proto.origin import Origin
 from ..runtime.dispatch import Constants, snapshot
 from ..runtime.partition import Program
 from ..sharding.configurations import placement
 from ..sharding.processes import EQUAL, several, together
 from .engine import CompiledStep, TrainingEngine, check_not_donated, summary
-from .file import open_training
 from .state import TrainingState, assign, widen_all
 
 
@@ -94,7 +96,7 @@ class TrainingModel(TrainingEngine):
     ) -> None:
         check_keywords(reading, TrainingModel)
         with together(mesh, "TrainingModel") as processes:
-            self._imported, self._infos, self.origin = imported, infos, _ = open_training(source, reading)
+            self._imported, self._infos, self.origin = imported, infos, _ = _opened(source, reading)
             if several(mesh):
                 processes.same({"the file": self.origin.digest(), "shardings=": str(shardings)})
         self.algorithms = tuple(info.name for info in infos)
@@ -214,9 +216,7 @@ class TrainingModel(TrainingEngine):
         Raises:
             InputError: the arguments do not fit ``inputs``.
         """
-        state = self.state if state is None else state
-        self._check(state)
-        check_not_donated(state)
+        state = self._valid(state)
         with compat.enable_x64():
             part = self._program_of(self._imported.graph)
             with together(self._placement.mesh if self._placement else None, "infer", EQUAL) as processes:
@@ -240,9 +240,7 @@ class TrainingModel(TrainingEngine):
 
     def to_model(self, state: TrainingState | None = None) -> Model:
         """The main graph as a Model with the variables of a state, by default ``self.state``."""
-        state = self.state if state is None else state
-        self._check(state)
-        check_not_donated(state)
+        state = self._valid(state)
         values, graph = {n: np.asarray(to_host(v)) for n, v in state.variables.items()}, self._imported.graph
         graph = replace(graph, initializers={**graph.initializers, **values})
         settings = replace(self._settings, place=None)
@@ -255,9 +253,7 @@ class TrainingModel(TrainingEngine):
 
         Variables of the main graph have their own names, those of an algorithm ``training_info[0].algorithm/T``.
         """
-        state = self.state if state is None else state
-        self._check(state)
-        check_not_donated(state)
+        state = self._valid(state)
         named = dict(state.variables)
         for info, own in zip(self._infos, state.own, strict=True):
             named |= {info.key(n): v for n, v in own.items()}
@@ -273,6 +269,13 @@ class TrainingModel(TrainingEngine):
                 f"to {count - 1}"
             )
         return tuple(found)
+
+    def _valid(self, state: TrainingState | None) -> TrainingState:
+        """The state, by default ``self.state``, checked to fit and not to be donated."""
+        state = self.state if state is None else state
+        self._check(state)
+        check_not_donated(state)
+        return state
 
     def _check(self, state: TrainingState) -> None:
         if (found := jax.tree.structure(state)) != self._structure:
@@ -363,3 +366,21 @@ class _GraphProgram:
         """The graph's outputs by name, given inputs and captured values by name, variables and constants."""
         results = self.program.outputs(values, params, Constants({}), rng if self.graph.draws else None, params)
         return dict(zip((v.name for v in self.graph.outputs), results, strict=True))
+
+
+def _opened(source: Any, reading: Reading) -> tuple[Imported, tuple[TrainingInfo, ...], Origin]:
+    """An imported model, its training_info, and its origin."""
+    importer = open_model(source, reading)
+    if not importer.message.training_info:
+        raise UnsupportedError(
+            "the model has no training_info. Train it with your own loss and optimizer: "
+            "onnx2jax.finetune(onnx2jax.convert(source), loss, optimizer)",
+            rule="TR-27",
+        )
+    imported = importer.model()
+    infos = read_training(importer.message, imported.graph, importer)
+    binding.check_supported(importer.unsupported, importer.rejected)
+    check_operands(importer)
+    for graph in (imported.graph, *(g for info in infos for g in (info.initialization, info.algorithm))):
+        read_constants(graph, analysis.parameters(graph))
+    return imported, infos, Origin(importer.message, importer.files)
