@@ -18,7 +18,7 @@ from ..proto.external import ExternalFiles
 from ..proto.names import normal_domain
 from ..proto.tensors import EXTERNAL
 from .devices import check_devices
-from .model import check_metadata
+from .model import check_metadata, check_since
 from .report import Note
 from .scopes import Place, places
 
@@ -52,8 +52,7 @@ def check_graphs(model: Any, opsets: dict[str, int], files: ExternalFiles, note:
                 note("GR-28", "error", path, f"{node.op_type} has no outputs")
             if node.overload and (domain, node.op_type) not in functions:
                 note("ND-13", "warning", path, f"overload {node.overload!r} has no meaning for an operator")
-            if model.ir_version < 10 and node.overload:
-                note("MV-16", "warning", path, f"overload exists since IR 10, the model is of IR {model.ir_version}")
+            check_since(node, {"overload": 10}, model.ir_version, path, note)
             if not domain:
                 _control_flow(node, path, model.ir_version, (body or opsets).get("", 0), note)
             _check_version(domain, node.op_type, body, opsets, path, note)
@@ -182,15 +181,9 @@ def _declarations(place: Place, ir_version: int, note: Note) -> None:
         refers = [annotation.tensor_name, *(e.value for e in annotation.quant_parameter_tensor_names)]
         for name in refers:
             if name not in place.definitions:
-                note(
-                    "QA-02",
-                    "warning",
-                    where,
-                    f"quantization_annotation names {name!r}, which is not a value of the graph",
-                )
-    for field, since in (("sparse_initializer", 6), ("quantization_annotation", 5)):
-        if len(getattr(graph, field)) and ir_version < since:
-            note("MV-16", "warning", where, f"{field} exists since IR {since}, the model is of IR {ir_version}")
+                text = f"quantization_annotation names {name!r}, which is not a value of the graph"
+                note("QA-02", "warning", where, text)
+    check_since(graph, {"sparse_initializer": 6, "quantization_annotation": 5}, ir_version, where, note)
 
 
 def _type(message: Any, path: str, note: Note) -> None:
@@ -223,12 +216,8 @@ def _attribute(a: Any, path: str, note: Note) -> None:
     if not a.ref_attr_name and not used and a.type in MESSAGES:
         note("AT-01", "error", f"{path}, attribute {a.name!r}", "it has no value")
     if a.ref_attr_name and used and a.name not in LEGACY_HINTS:
-        note(
-            "AT-01",
-            "error",
-            f"{path}, attribute {a.name!r}",
-            f"it has both ref_attr_name {a.ref_attr_name!r} and {used[0]!r}",
-        )
+        text = f"it has both ref_attr_name {a.ref_attr_name!r} and {used[0]!r}"
+        note("AT-01", "error", f"{path}, attribute {a.name!r}", text)
 
 
 def _tensors(place: Place) -> Iterator[tuple[Any, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from ..proto.names import normal_domain
@@ -15,11 +15,7 @@ FIRST_IR: Final = {"opset_import": 3, "training_info": 7, "functions": 8, "confi
 
 def check_header(model: Any, note: Note) -> None:
     """Check a ModelProto except for its graphs."""
-    for field, since in FIRST_IR.items():
-        if len(getattr(model, field)) and model.ir_version < since:
-            rule = {"configuration": "DV-27", "opset_import": "MV-03"}.get(field, "MV-16")
-            text = f"{field} exists since IR {since}, the model is of IR {model.ir_version}"
-            note(rule, "warning", "model", text)
+    check_since(model, FIRST_IR, model.ir_version, "model", note)
     if not model.graph.name:
         note("MV-04", "error", "model", "the graph has no name")
     for domain in _twice(normal_domain(entry.domain) for entry in model.opset_import):
@@ -33,6 +29,14 @@ def check_header(model: Any, note: Note) -> None:
         _configuration(configuration, f"configuration {configuration.name or i!r}", note)
     for name in _twice(c.name for c in model.configuration):
         note("DV-02", "error", "model", f"several configurations have the name {name!r}")
+
+
+def check_since(message: Any, fields: Mapping[str, int], ir_version: int, path: str, note: Note) -> None:
+    """Check that the model's IR version has the fields of a message that are set; ``fields``: since which version."""
+    for field, since in fields.items():
+        if getattr(message, field) and ir_version < since:
+            rule = {"configuration": "DV-27", "opset_import": "MV-03"}.get(field, "MV-16")
+            note(rule, "warning", path, f"{field} exists since IR {since}, the model is of IR {ir_version}")
 
 
 def invalid_utf8(message: Any) -> bytes | None:
@@ -64,14 +68,8 @@ def _function(function: Any, path: str, model: Any, note: Note) -> None:
         note("FN-28", "error", path, "the function has no name")
     if not function.HasField("domain") and model.ir_version >= 8:
         note("FN-28", "error", path, "the function has no domain")
-    for present, field, since in (
-        (bool(function.attribute_proto), "attribute_proto", 9),
-        (bool(function.overload), "overload", 10),
-        (bool(function.value_info), "value_info", 10),
-    ):
-        if present and model.ir_version < since:
-            text = f"{field} exists since IR {since}, the model is of IR {model.ir_version}"
-            note("MV-16", "warning", path, text)
+    fields = {"attribute_proto": 9, "overload": 10, "value_info": 10}
+    check_since(function, fields, model.ir_version, path, note)
     check_metadata(function, path, note)
 
 

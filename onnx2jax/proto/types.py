@@ -23,10 +23,8 @@ class TensorType:
     shape: tuple[Dim, ...] | None = None
 
     def __str__(self) -> str:
-        name = "string" if self.dtype == object else str(self.dtype)
-        return name + (
-            "[...]" if self.shape is None else f"[{', '.join(str(d or '?') if d != 0 else '0' for d in self.shape)}]"
-        )
+        extents = "..." if self.shape is None else ", ".join(str(d or "?") if d != 0 else "0" for d in self.shape)
+        return f"{_name(self.dtype)}[{extents}]"
 
 
 @dataclass(frozen=True)
