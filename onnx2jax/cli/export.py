@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -92,6 +93,8 @@ def _export(arguments: argparse.Namespace) -> int:
 def _attempts() -> Iterator[None]:
     """Shows on standard error what export tries: attempts with more constraints may take a while."""
     logger, handler = logging.getLogger("onnx2jax.export"), logging.StreamHandler()
+    if sys.stderr.isatty():  # where a line about progress may stand
+        handler.setFormatter(logging.Formatter("\r\x1b[K%(message)s"))
     level = logger.level
     logger.setLevel(logging.INFO)
     logger.addHandler(handler)

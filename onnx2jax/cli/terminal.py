@@ -6,7 +6,6 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ from ..errors import did_you_mean
 from ..model.changes.dtype import DTYPES
 from ..model.convert import convert
 from ..model.model import Model
+from ..progress import stage
 from ..proto.types import TensorType
 
 STATUSES: Final = {0: "success", 1: "the model or the data is invalid", 2: "the command line is invalid"}
@@ -194,19 +194,8 @@ def print_json(facts: Any) -> None:
     print(json.dumps(facts, indent=2))
 
 
-@contextmanager
-def working(what: str) -> Iterator[None]:
-    """Show progress on standard error during a long operation, if that is a terminal."""
-    if sys.stderr.isatty():
-        try:
-            from rich.console import Console
-        except ImportError:
-            print(f"{what} ...", file=sys.stderr)
-        else:
-            with Console(stderr=True).status(what):
-                yield
-            return
-    yield
+working = stage
+"""Shows progress on standard error during a long operation; see onnx2jax/progress.py."""
 
 
 def loading(model: Path) -> Any:

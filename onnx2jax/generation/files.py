@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from .. import progress
 from ..errors import InputTypeError, ModelError
 from ..ir.file import check_keywords
 from ..model.convert import convert
@@ -78,15 +79,16 @@ def decoder(
         embed = convert(embed, **{**converting, "scan_layers": False})
     model = source if isinstance(source, Model) else convert(source, **converting)
     first = prefill if prefill is None or isinstance(prefill, Model) else convert(prefill, **converting)
-    return Decoder(
-        model,
-        first,
-        stop=stop_sequences(settings.get("stop", ()) if stop is None else stop),
-        pad=settings.get("pad") if pad is None else pad,
-        context=settings.get("context") if context is None else context,
-        embed=embed,
-        tokenizer=settings.get("tokenizer") if tokenizer is None else tokenizer,
-    )
+    with progress.stage("finding the decoder's KV caches"):
+        return Decoder(
+            model,
+            first,
+            stop=stop_sequences(settings.get("stop", ()) if stop is None else stop),
+            pad=settings.get("pad") if pad is None else pad,
+            context=settings.get("context") if context is None else context,
+            embed=embed,
+            tokenizer=settings.get("tokenizer") if tokenizer is None else tokenizer,
+        )
 
 
 def _is_file(source: Any) -> bool:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .. import compat
+from .. import compat, progress
 from ..errors import InputValueError
 from ..jaxpr.pipeline import Passes
 from ..runtime.executable import Executable, Kept, compiled_to_keep, unless_configured
@@ -31,6 +31,8 @@ NO_TOKEN: Final = -2
 """In a stop sequence: matches no token."""
 ANY_TOKEN: Final = -1
 """In a stop sequence: matches every token."""
+NAMES: Final = {"prefill": "program for prompts", "loop": "loop", "resume": "program for continuations"}
+"""Programs in messages about progress."""
 
 
 @jax.tree_util.register_dataclass
@@ -167,7 +169,7 @@ class Programs:
         signature = ("layers", *key, compat.trace_context(), _signature(args))
         if signature not in self._compiled_programs:
             weights = self.steps.weights
-            with compat.enable_x64():
+            with compat.enable_x64(), progress.stage("compiling the decoder's layers"):
                 types = jax.tree.map(lambda v: jax.ShapeDtypeStruct(np.shape(v), v.dtype), args)
                 places = jax.tree.unflatten(jax.tree.structure(types), range(len(jax.tree.leaves(types))))
                 donated = jax.tree.leaves([places[i] for i in donate])
@@ -206,8 +208,9 @@ class Programs:
                 return self._compiled_programs[own](*args)
             self.compilations += 1
             jitted = jax.jit(partial(function, **fixed), donate_argnums=tuple(donate))
-            self._compiled_programs[own] = self._compiled(signature, jitted, *args)
-            result = jax.block_until_ready(self._compiled_programs[own](*args))
+            with progress.stage(f"compiling the decoder's {NAMES.get(key[0], key[0])}"):
+                self._compiled_programs[own] = self._compiled(signature, jitted, *args)
+                result = jax.block_until_ready(self._compiled_programs[own](*args))
         trim_heap()
         return result
 
@@ -226,7 +229,12 @@ class Programs:
         weights, warned = self.steps.weights, self.steps.model.settings.warned
         if (target := self._target) is None:
             return function, dict(weights)
-        jitted = jax.jit(lambda _, *all: function(*all), static_argnums=0)
+
+        def part(_: Any, *args: Any) -> Any:
+            return function(*args)
+
+        part.__name__ = f"decoder_{signature[0]}"
+        jitted = jax.jit(part, static_argnums=0)
         path, before = self.folder.path("part", *signature), len(warned)
         kept = self.folder.read(path)
         with compat.enable_x64():

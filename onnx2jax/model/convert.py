@@ -10,6 +10,7 @@ from typing import Any, Literal, Unpack
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
+from .. import progress
 from ..checker.check import check_message
 from ..checker.types import check_types
 from ..errors import (
@@ -159,7 +160,7 @@ def convert(
         raise InputTypeError(
             f"{source.graph.name!r} is a Model already; to change its options: model.with_options(...)"
         )
-    with together(mesh, "convert") as agreed:
+    with together(mesh, "convert") as agreed, progress.stage(f"converting {_label(source)}"):
         importer = open_model(source, reading)
         imported = importer.model()
         binding.check_supported(imported.unsupported, imported.rejected)
@@ -168,6 +169,11 @@ def convert(
         spec = built(imported, options, Model, Origin(importer.message, importer.files), agreed)
     compare_processes(spec)
     return Model(spec)
+
+
+def _label(source: Any) -> str:
+    """The name of a source, for a message."""
+    return os.path.basename(os.fspath(source)) if isinstance(source, str | os.PathLike) else "a model"
 
 
 def check_operands(importer: Importer) -> list[str]:

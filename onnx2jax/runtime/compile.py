@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from .. import compat
+from .. import compat, progress
 from ..errors import KnownValueError, RecompilationWarning
 from ..eval.interpreter import ConstantOutput, Context, Settings, evaluate, with_constants
 from ..eval.layers import Rolling
@@ -57,9 +57,10 @@ class Subprogram:
             transformations are theirs.
     """
 
-    def __init__(self, graph: Graph, settings: Settings, *, chosen: Collection[str] = ()) -> None:
-        """``chosen`` are inputs whose values a caller chooses, unlike a loop's counter."""
+    def __init__(self, graph: Graph, settings: Settings, *, chosen: Collection[str] = (), place: str = "") -> None:
+        """``chosen`` are inputs whose values a caller chooses, unlike a loop's counter; ``place`` is "2 of 3"."""
         self.graph, self.settings = graph, settings
+        self._compiling = f"compiling {graph.name!r}{f', program {place}' if place else ''}"
         self.specialisation = Specialisation(graph, chosen)
         self.layers = Rolling.of(settings.scan_layers)
         self.executables: dict[Signature, Executable | Sections] = {}
@@ -78,6 +79,8 @@ class Subprogram:
             results = self._trace(*args)
             if not foreign:
                 refuse_outputs_beyond_memory(self.graph, results)
+            if not foreign:
+                progress.announce(self._compiling)
             self.compiles += not (foreign or jax.config.jax_disable_jit)  # type: ignore[attr-defined]
             return results
 
@@ -122,7 +125,8 @@ class Subprogram:
             before, start = self.compiles, time.perf_counter()
             try:
                 if key is not None and isinstance(params, DeviceParams):
-                    bound = self._compile(key, own, params, rest, rng, leaves)
+                    with progress.stage(self._compiling):
+                        bound = self._compile(key, own, params, rest, rng, leaves)
                     outcome = self._outcome(bound, leaves, pinned.keys() <= {*fixed})
                     params.bound[key] = bound
                 else:
@@ -245,7 +249,8 @@ class Subprogram:
     ) -> list[Any]:
         """A call of the program as it was traced: of a caller's transformation, a mesh, or without optimisation."""
         run, args = compat.call_in_64_bits if x32 else call_serially, (self._own_params(params), values, rng)
-        results: list[Any] = run(self._jitted(is_traced(args)), constants, *args)
+        with progress.call():
+            results: list[Any] = run(self._jitted(is_traced(args)), constants, *args)
         return results
 
     def _own_params(self, params: Mapping[str, Any]) -> dict[str, Any]:

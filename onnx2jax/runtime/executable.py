@@ -10,7 +10,7 @@ from typing import Any, Final
 import jax
 import numpy as np
 
-from .. import compat
+from .. import compat, progress
 from ..eval.values import to_device, unaliased
 from ..jaxpr import pipeline
 from ..jaxpr.passes.any.hoist_params import SplitProgram
@@ -81,8 +81,9 @@ class Executable:
         self._unfolded: Executable | None = None
         compiler_options = None
         if kept is None:
-            traced = jitted.trace(constants, *args)
-            self._split = self._as_split(traced)
+            with progress.stage(f"tracing {jitted.__name__}"):
+                traced = jitted.trace(constants, *args)
+                self._split = self._as_split(traced)
             assert self._split.main is not None
             compiler_options = pipeline.compiler_options(self._split.main, options)
             if not options.portable and options.platform == "cpu":
@@ -129,7 +130,7 @@ class Executable:
         """
         hoisted = params.hoisted.get(self)
         if hoisted is None:
-            with compat.outside():
+            with compat.outside(), progress.stage(f"precomputing weights of {self._jitted.__name__}"):
                 hoisted = params.hoisted[self] = self._hoisting.hoisted_arguments(self._names, params)
             if sum(v.nbytes for v in hoisted) > MUCH:
                 trim_heap()  # the parameters they were computed from

@@ -234,8 +234,13 @@ class Program:
         if graph not in self._compiled:
             # A caller chooses shapes and counts among the inputs; a loop's counter is no choice.
             chosen = () if self.inner else [v.name for v in self.graph.inputs]
-            self._compiled.setdefault(graph, Subprogram(graph, self.settings, chosen=chosen))
+            self._compiled.setdefault(graph, Subprogram(graph, self.settings, chosen=chosen, place=self._place(graph)))
         return self._compiled[graph]
+
+    def _place(self, graph: Graph) -> str:
+        """Which of the compiled partitions a graph is: "2 of 3"; empty for a single one."""
+        graphs = [body for body, _ in self.stages() if body is not None]
+        return f"{graphs.index(graph) + 1} of {len(graphs)}" if graph in graphs and len(graphs) > 1 else ""
 
     def _everything(self) -> Iterator[Subprogram]:
         yield from (*self._compiled.values(), *self._loops.values())

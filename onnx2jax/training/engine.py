@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import DictKey, tree_map_with_path
 
-from .. import compat
+from .. import compat, progress
 from ..errors import InputError, InputTypeError, KnownValueError
 from ..eval.values import to_device, to_host
 from ..jaxpr.passes.training.train_step import with_passes
@@ -163,7 +163,8 @@ class CompiledStep:
             args = (state, self.constants, *map(snapshot, (self._bind(batch, rest), *rest)))
             if not self._partitioned:
                 try:
-                    return call_serially(self._program(args), *args)
+                    with progress.call():
+                        return call_serially(self._program(args), *args)
                 except KnownValueError:
                     if not self.may_partition or is_traced(args):
                         raise
@@ -196,6 +197,8 @@ class CompiledStep:
         @wraps(self.compute)
         def compute(*args: Any) -> Any:
             self.training.compilations += not foreign
+            if not foreign:
+                progress.announce(f"compiling the {'training step' if self.updates else 'evaluation'}")
             return self.compute(*args)
 
         return jax.jit(

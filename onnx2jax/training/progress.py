@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from .. import compat
+from ..progress import hidden
 
 INTERVAL: Final = 0.1
 """Seconds between updates: reading metrics waits for the computation."""
@@ -44,8 +45,8 @@ def bar(wanted: bool | None, total: int | None) -> Iterator[Callable[[Mapping[st
         progress.TimeElapsedColumn(),
         progress.TextColumn("{task.fields[metrics]}"),
     )
-    with progress.Progress(*columns, console=console.Console(stderr=True)) as drawn:
-        task = drawn.add_task("", total=total, metrics="")
+    with hidden(), progress.Progress(*columns, console=console.Console(stderr=True)) as drawn:
+        task = drawn.add_task("", total=total, metrics="compiling")
         latest: Mapping[str, Any] = {}
         updated = 0.0
 

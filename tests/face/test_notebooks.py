@@ -72,7 +72,7 @@ def execute(*paths: Path, smaller: bool = False) -> list[Any]:
         kernel.mkdir()
         command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
         # With XLA's optimizations, as for users, where loops over networks are long; compiling takes longer with them.
-        env = {"PYTHONPATH": str(ROOT), "JAX_DISABLE_MOST_OPTIMIZATIONS": str(int(smaller))}
+        env = {"PYTHONPATH": str(ROOT), "ONNX2JAX_QUIET": "1", "JAX_DISABLE_MOST_OPTIMIZATIONS": str(int(smaller))}
         spec = {"argv": command, "display_name": "this", "language": "python", "env": env}
         (kernel / "kernel.json").write_text(json.dumps(spec))
         specs = KernelSpecManager(kernel_dirs=[folder], ensure_native_kernel=False)

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from jax import export
 
-from ... import compat
+from ... import compat, progress
 from ...errors import (
     InputNameError,
     KnownValueError,
@@ -221,7 +221,8 @@ def _with_multiples(
         shapes = symbolic(model.inputs, dims, bounds, multiples)
         try:
             function, names = _function(model, params, shapes), platforms or ("cpu", "cuda", "tpu")
-            return _lowered(function, names, shapes), multiples, bounds
+            with progress.stage(f"lowering for {', '.join(names)}{_under(bounds)}"):
+                return _lowered(function, names, shapes), multiples, bounds
         except (UnsupportedError, OperatorError, KnownValueError) as e:
             first = first or e
             if note := _fixes(str(e), model.inputs, free, multiples):
@@ -248,6 +249,11 @@ def _with_multiples(
                 raise first from first.__cause__
             multiples |= steps
             _LOGGER.info("another attempt, with %s", ", ".join(f"{n} a multiple of {k}" for n, k in steps.items()))
+
+
+def _under(bounds: Sequence[str]) -> str:
+    """The number of constraints, for a message about progress."""
+    return f", with {len(bounds)} constraint{'s' * (len(bounds) > 1)} on dimensions" if bounds else ""
 
 
 def _fixes(message: str, inputs: Sequence[ValueInfo], free: Mapping[str, str], multiples: Mapping[str, int]) -> str:

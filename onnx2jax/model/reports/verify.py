@@ -20,6 +20,7 @@ from typing import Any, Final
 import jax
 import numpy as np
 
+from ... import progress
 from ...errors import InputTypeError, UnsupportedError
 from ...eval.values import to_host
 from ...ir import analysis
@@ -83,7 +84,8 @@ def verify(
     if inputs is not None and recorded:
         given = {s.name: (dict(inputs), s) for s in sets[:1]}
     limits = {"rtol": rtol, "atol": atol, "dtype": model.settings.dtype}
-    return _Verifier(model, str(against), each_node, limits).run(given)
+    with progress.stage(f"comparing with {against}"):
+        return _Verifier(model, str(against), each_node, limits).run(given)
 
 
 def _check(model: Any) -> None:

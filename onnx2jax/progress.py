@@ -1,0 +1,215 @@
+"""Says what takes more than two seconds, with the elapsed time: on a terminal, or in a notebook, on standard error.
+
+Nothing is written where standard error is neither, as in a log. ONNX2JAX_QUIET=1 turns it off; ONNX2JAX_DEBUG, which
+prints lines of its own there, does too. One thread draws while stages are open, and ends with the last of them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+DELAY = 2.0
+"""Seconds after which a stage is shown."""
+PERIOD = 0.5
+"""Seconds between looks at the open stages."""
+
+
+class _Stage:
+    """Something that may take long.
+
+    Attributes:
+        text: what it is.
+        start: when it began.
+        drawn: whether it has been shown.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text, self.start, self.drawn = text, time.monotonic(), False
+
+    def __str__(self) -> str:
+        return f"onnx2jax: {self.text} ({time.monotonic() - self.start:.0f} s)"
+
+
+class _Display(threading.Thread):
+    """Draws the latest stage that takes long, on one line."""
+
+    def __init__(self) -> None:
+        super().__init__(name="onnx2jax progress", daemon=True)
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        while not self.ended.wait(PERIOD):
+            with _lock:
+                if not self.ended.is_set():
+                    _draw()
+
+
+_lock = threading.RLock()
+_stages: list[_Stage] = []
+_display: _Display | None = None
+_width = 0
+"""Characters of the line on the screen."""
+_hidden = 0
+_calls = threading.local()
+
+
+@contextmanager
+def stage(text: str) -> Iterator[None]:
+    """A context in which something may take long; shown after two seconds. Stages may be nested, and in any thread.
+
+    >>> with stage("compiling"):
+    ...     pass
+    """
+    own = _entered(text)
+    try:
+        yield
+    finally:
+        if own is not None:
+            _leave(own)
+
+
+@contextmanager
+def call() -> Iterator[None]:
+    """A call that may compile a program: ``announce`` inside, while JAX traces, begins a stage that ends with it.
+
+    Entering a stage starts a thread; this costs a microsecond.
+    """
+    outer, _calls.stages = getattr(_calls, "stages", None), []
+    try:
+        yield
+    finally:
+        begun, _calls.stages = _calls.stages, outer
+        for own in begun:
+            _leave(own)
+
+
+def announce(text: str) -> None:
+    """Begins a stage that ends with the innermost ``call`` of this thread; does nothing outside of one."""
+    begun: list[_Stage] | None = getattr(_calls, "stages", None)
+    if begun is not None and (own := _entered(text)) is not None:
+        begun.append(own)
+
+
+@contextmanager
+def hidden() -> Iterator[None]:
+    """A context that shows nothing, because something else is drawn on the terminal."""
+    global _hidden
+    with _lock:
+        _hidden += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _hidden -= 1
+
+
+def _entered(text: str) -> _Stage | None:
+    """A new open stage; None where nothing is to be shown."""
+    global _display
+    if _is_quiet() or not (_is_terminal() or _in_notebook()):
+        return None
+    own = _Stage(text)
+    with _lock:
+        _stages.append(own)
+        if _display is None:
+            _display = _Display()
+            try:
+                _display.start()
+            except RuntimeError:  # the interpreter ends, or there are too many threads
+                _display = None
+    return own
+
+
+def _leave(own: _Stage) -> None:
+    global _display
+    ended = None
+    with _lock:
+        if own in _stages:  # not after a fork
+            _stages.remove(own)
+        if own.drawn:
+            _clear(own)
+        if not _stages and _display is not None:
+            ended, _display = _display, None
+            ended.ended.set()
+    if ended is not None:
+        ended.join(1)
+
+
+def _is_quiet() -> bool:
+    return os.environ.get("ONNX2JAX_QUIET", "0") not in ("", "0") or os.environ.get("ONNX2JAX_DEBUG", "0") not in (
+        "",
+        "0",
+    )
+
+
+def _is_terminal() -> bool:
+    try:
+        return bool(sys.stderr.isatty())
+    except (AttributeError, ValueError):  # there is none, or it is closed
+        return False
+
+
+def _in_notebook() -> bool:
+    """Whether this is the kernel of a notebook; importing nothing for that."""
+    found: Any = sys.modules.get("IPython")
+    shell = found.get_ipython() if found is not None and hasattr(found, "get_ipython") else None
+    return hasattr(shell, "kernel")
+
+
+def _draw() -> None:
+    global _width
+    long = [s for s in _stages if time.monotonic() - s.start >= DELAY]
+    if not long or _hidden:
+        return
+    long[-1].drawn = True
+    line = str(long[-1])[: max(20, shutil.get_terminal_size().columns - 1)]
+    _write(f"\r{line.ljust(_width)}")
+    _width = len(line)
+
+
+def _clear(own: _Stage) -> None:
+    """Removes the line from a terminal; in a notebook it stays, as the record of what took long."""
+    global _width
+    if _width and not _hidden:
+        _write(f"\r{' ' * _width}\r" if _is_terminal() else f"\r{str(own).ljust(_width)}\n")
+    _width = 0
+
+
+def _write(text: str) -> None:
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):  # closed
+        pass
+
+
+def _stop() -> None:
+    """Ends the thread before the interpreter does."""
+    global _display
+    with _lock:
+        ended, _display = _display, None
+        _stages.clear()
+        if ended is not None:
+            ended.ended.set()
+    if ended is not None:
+        ended.join(1)
+
+
+def _after_fork() -> None:
+    """In a child process the thread does not exist, and the lock may be held for ever."""
+    global _lock, _display, _width
+    _lock, _display, _width = threading.RLock(), None, 0
+    _stages.clear()
+
+
+atexit.register(_stop)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
