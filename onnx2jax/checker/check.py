@@ -70,6 +70,8 @@ def check(source: Any, **reading: Unpack[Reading]) -> Report:
 def _is_operator_set(source: Any) -> bool:
     """Whether a source is an operator set document: its field 1 is the magic string, where a model has a number."""
     if isinstance(source, str | os.PathLike):
+        if not os.path.isfile(source):
+            return False  # opening it as a model says why
         with Path(source).open("rb") as file:
             source = file.read(64)
     if isinstance(source, bytes | bytearray | memoryview):

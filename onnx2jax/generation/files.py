@@ -12,6 +12,7 @@ from ..errors import InputTypeError, ModelError
 from ..ir.file import check_keywords
 from ..model.convert import convert
 from ..model.model import Model
+from ..proto.formats import without_model
 from .decoder import Decoder
 from .keywords import check_loading
 from .prompts import stop_sequences
@@ -121,7 +122,9 @@ def _locate(path: Path, prefill: Any) -> tuple[Path, Any, dict[str, Any]]:
     for name, first in (((own, None),) if own else ()) + FILE_NAMES:
         if all((folder / n).is_file() for n in (name, None if prefill else first) if n):
             return folder / name, prefill or (folder / first if first else None), settings
-    raise ModelError(f"{folder} has no {' or '.join(n for n, _ in FILE_NAMES)}: name the decoder's file")
+    others = sorted(p.name for p in folder.glob("*.onnx"))
+    fix = f"name the decoder's file, of {', '.join(others)}" if others else f"it is {without_model(folder)}"
+    raise ModelError(f"{folder} has no {' or '.join(n for n, _ in FILE_NAMES)}: {fix}")
 
 
 def _settings(facts: Mapping[str, Any]) -> dict[str, Any]:

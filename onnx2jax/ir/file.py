@@ -51,7 +51,8 @@ class OnnxFile:
     ) -> None:
         if isinstance(source, str | os.PathLike) and "\0" in os.fsdecode(source):
             raise InputValueError(f"the path {os.fsdecode(source)!r} contains a NUL, which no path of a file may")
-        parts = skeleton(source) if isinstance(source, str | os.PathLike) and not strict else None
+        is_file = isinstance(source, str | os.PathLike) and os.path.isfile(source)
+        parts = skeleton(source) if is_file and not strict else None
         self._data, self.label, folder = read_bytes(source) if parts is None else (parts[0], *label_of(source))
         self._detached = None if parts is None else parts[1]
         self._message: Any = parse(self._data, self.label)

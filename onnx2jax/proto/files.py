@@ -10,6 +10,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from ..errors import ModelError
+from .formats import folder_error, foreign, missing_error
 from .messages import ModelProto
 
 _LIMIT = 2**31 - 1
@@ -61,20 +62,20 @@ def read_regular(path: str | os.PathLike[str], label: str) -> bytes:
     Others are refused: reading a FIFO would wait for its writer, and a device may have no end.
 
     Raises:
-        ModelError: it is no regular file.
+        ModelError: it is no regular file, or larger than protobuf allows.
         IsADirectoryError: it is a folder.
+        FileNotFoundError: there is none.
     """
     if os.path.isdir(path):
-        models = sorted(p.name for p in Path(path).glob("*.onnx"))
-        held = f"has {', '.join(models[:5])}{', ...' * (len(models) > 5)}" if models else "has no .onnx file"
-        fix = f"convert({os.path.join(path, models[0])!r}), or " if models else ""
-        raise IsADirectoryError(
-            f"{str(path)!r} is a folder, which {held}: {fix}onnx2jax.decoder(folder) for a decoder's"
-        )
+        raise folder_error(path)
+    if not os.path.lexists(path):
+        raise missing_error(path)
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ModelError(f"{label} is no regular file; read it first: convert(data)")
+        if (size := os.fstat(descriptor).st_size) > _LIMIT:
+            raise _too_large(size, file.read(512), label)
         return file.read()
 
 
@@ -90,39 +91,25 @@ def parse(data: bytes, label: str) -> Any:
         ModelError: the bytes are not a ModelProto.
     """
     if len(data) > _LIMIT:
-        raise ModelError(f"{label} has {len(data)} bytes, protobuf's limit is 2 GiB; save it with external data")
+        raise _too_large(len(data), data[:512], label)
     try:
         model = ModelProto.FromString(data)
     except DecodeError:
-        raise ModelError(f"{label} is not an ONNX model: {_guess(data) or _broken(data)}") from None
+        raise ModelError(f"{label} is not an ONNX model: {foreign(data, label) or _broken(data)}") from None
     if not model.HasField("graph") or not model.HasField("ir_version"):
         missing, rule = ("graph", "MV-04") if model.HasField("ir_version") else ("ir_version", "MV-01")
-        guess = _guess(data)
+        guess = foreign(data, label)
         raise ModelError(f"{label} is not an ONNX model: {guess or f'it has no {missing}'}", rule=() if guess else rule)
     return model
+
+
+def _too_large(size: int, head: bytes, label: str) -> ModelError:
+    if guess := foreign(head, label):
+        return ModelError(f"{label} is not an ONNX model: {guess}")
+    return ModelError(f"{label} has {size} bytes, protobuf's limit is 2 GiB; save it with external data")
 
 
 def _broken(data: bytes) -> str:
     if data[:1] == b"\x08":  # the tag of ir_version, the first field of a model
         return f"it starts like one, but its {len(data):,} bytes do not parse to the end; was the copy complete?"
     return "its bytes are not a protobuf message"
-
-
-def _guess(data: bytes) -> str:
-    """The probable format of a file that is not a model; empty if unknown."""
-    head = data[:64]
-    if not data:
-        return "it is empty"
-    if head.startswith(b"version https://git-lfs"):
-        return "it is a Git LFS pointer; fetch the real file with 'git lfs pull'"
-    if b"ONNXOPSET" in head:
-        return "it is an operator set document"
-    if head.startswith(b"PK\x03\x04"):
-        return "it is a zip archive (a PyTorch checkpoint, for instance); export it to ONNX first"
-    if head.startswith(b"\x93NUMPY"):
-        return "it is a NumPy array (.npy)"
-    if head[4:8] == b"ORTM":
-        return "it is in onnxruntime's own format; convert the .onnx file it was made from"
-    if head.lstrip().startswith((b"<", b"{")):
-        return "it is text, not protobuf"
-    return ""

@@ -53,7 +53,7 @@ def test_every_kind_of_source(tmp_path: Path) -> None:
         (b"hello world, this is no model", "not an ONNX model"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
         (b"PK\x03\x04" + bytes(60), "zip archive"),
-        (b"<!DOCTYPE html>", "text"),
+        (b"<!DOCTYPE html>", "HTML page"),
         (b"\x0a\x09ONNXOPSET\x10\x07", "operator set document"),
         (RELU.SerializeToString()[:-20], "not an ONNX model"),
         (RELU.SerializeToString()[:2], "no graph"),
