@@ -44,7 +44,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     feeds = given(model, arguments)
     with working("comparing"), sized(model, feeds):
         found = model.verify(
-            filled(model, feeds, arguments.seed) if feeds else None,
+            *([filled(model, feeds, arguments.seed)] if feeds else []),
             against=arguments.against,
             each_node=arguments.each_node,
             rtol=arguments.rtol,

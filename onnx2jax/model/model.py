@@ -150,8 +150,7 @@ class Model(Views, Exports):
         owned = bound is not None and bound.path != "host"  # compiled programs return arrays that share no memory
         return found if owned else unshared(found, feeds.values())
 
-    @known_keywords
-    def compile(self, inputs: Mapping[str, Any] | None = None, *, dims: Mapping[str, int] | None = None) -> Self:
+    def compile(self, /, *args: Any, dims: Mapping[str, int] | None = None, **named: Any) -> Self:
         """Compile for input shapes, and hoist parameter-only subexpressions, ahead of the first call.
 
         The model runs once, on random numbers for inputs without values; with ``convert(..., bucket=...)`` a second
@@ -159,8 +158,9 @@ class Model(Views, Exports):
         the program in place of compiling it.
 
         Args:
-            inputs: by name, arrays, or shapes as tuples or ``jax.ShapeDtypeStruct``; the others are as declared. Pass
-                values for inputs that decide control flow or shapes.
+            *args, **named: inputs as for a call: arrays, or shapes as tuples or ``jax.ShapeDtypeStruct``; the others
+                are as declared. Pass values for inputs that decide control flow or shapes, and in a dict one that is
+                called ``dims``.
             dims: extents of dimension variables, 1 when left out.
 
         Returns:
@@ -175,7 +175,8 @@ class Model(Views, Exports):
         >>> model.compilations
         1
         """
-        feeds = feeds_of(self, inputs or {}, dims or {})
+        given = arguments.by_name(self.inputs, self.optional, args, named, ["dims"])
+        feeds = feeds_of(self, given, dims or {})
         self._runtime.wait(feeds)
         self.run(None, feeds)
         if shorter := buckets.shortened(self.inputs, feeds, self.spec.bucket):
@@ -204,7 +205,6 @@ class Model(Views, Exports):
         >>> gradients = jax.grad(loss)(model.params, np.zeros((1, 1, 8, 8), np.float32))
         """
         arguments.check_names(params, self.types)
-        args, named = ((), feeds) if (feeds := arguments.as_feeds(self.inputs, args, named)) else (args, named)
         x32 = compat.in_32_bits()
         with compat.enable_x64():
             mesh = None if is_traced(list(params.values()), args, list(named.values())) else self._mesh

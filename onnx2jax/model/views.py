@@ -10,6 +10,8 @@ from typing import Any, Self
 from ..errors import known_keywords
 from ..ir.graph import Graph
 from ..proto import atomic
+from ..proto.types import ValueInfo
+from .calls.arguments import by_name
 from .changes import parts
 from .changes.simplified import simplified
 from .devices.explained import explained
@@ -27,6 +29,8 @@ class Views(Parameters):
     """A Model's methods that report on it, or derive another model from its graph."""
 
     graph: Graph
+    inputs: tuple[ValueInfo, ...]
+    optional: Mapping[str, ValueInfo]
     _replace: Callable[[Spec], Self]
 
     @known_keywords
@@ -144,22 +148,23 @@ class Views(Parameters):
         """
         return simplified(self, merge_products=merge_products)
 
-    @known_keywords
     def verify(
         self,
-        inputs: Mapping[str, Any] | None = None,
+        /,
+        *args: Any,
         against: str | os.PathLike[str] | None = None,
-        *,
         each_node: bool = False,
         rtol: float | None = None,
         atol: float | None = None,
         seed: int = 0,
+        **named: Any,
     ) -> Verification:
         """Compare the model with another implementation running its file, and find the first node that differs.
 
         Args:
-            inputs: by name; by default the test data next to the model's file (``test_data_set_0`` with
-                ``input_0.pb``), or random numbers if there is none.
+            *args, **named: inputs, as for a call; by default the test data next to the model's file
+                (``test_data_set_0`` with ``input_0.pb``), or random numbers if there is none. Pass in a dict one that
+                has the name of a keyword.
             against: ``"onnxruntime"``, ``"reference"`` (ONNX's own implementation), or a folder of test data with
                 expected outputs; by default the test data next to the file, or else onnxruntime. Install both by
                 ``pip install 'onnx2jax[verify]'``.
@@ -175,7 +180,7 @@ class Views(Parameters):
             A Verification: ``ok``, the comparisons, and ``first``, the first difference, whose operands can be saved.
 
         Raises:
-            InputTypeError: ``inputs`` is not a mapping by name.
+            InputError: the arguments do not match ``model.inputs``.
             UnsupportedError: the other implementation does not run the model.
             ImportError: it is not installed.
 
@@ -184,16 +189,18 @@ class Views(Parameters):
         >>> model.verify(against="onnxruntime").ok
         True
         """
+        keywords = ["against", "each_node", "rtol", "atol", "seed"]
+        inputs = by_name(self.inputs, self.optional, args, named, keywords) if args or named else None
         return verify(self, inputs, against, each_node, rtol, atol, seed)
 
-    @known_keywords
-    def summary(self, inputs: Mapping[str, Any] | None = None, *, dims: Mapping[str, int] | None = None) -> Summary:
+    def summary(self, /, *args: Any, dims: Mapping[str, int] | None = None, **named: Any) -> Summary:
         """A table of the nodes: output shapes, parameters, FLOPs, bytes read and written.
 
         The model is traced, not run; one that needs the host runs once.
 
         Args:
-            inputs: by name, arrays, or shapes as tuples or ``jax.ShapeDtypeStruct``; the others are as declared.
+            *args, **named: inputs as for a call: arrays, or shapes as tuples or ``jax.ShapeDtypeStruct``; the others
+                are as declared. Pass in a dict one that is called ``dims``.
             dims: extents of dimension variables, 1 when left out.
 
         Raises:
@@ -205,7 +212,7 @@ class Views(Parameters):
         >>> found.nodes[-1].operator, dict(found.nodes[-1].outputs), found.nodes[-1].flops
         ('Gemm', {'logits': 'float32[2, 10]'}, 40980)
         """
-        return summary(self, inputs, dims)
+        return summary(self, by_name(self.inputs, self.optional, args, named, ["dims"]), dims)
 
     def profile(self, /, *args: Any, calls: int = 20, rng: Any = None, **named: Any) -> Profile:
         """The time of a call by node and by operator, from XLA's profiler.

@@ -73,35 +73,55 @@ def bind(
     Args:
         inputs: the required inputs in graph order.
         optional: inputs that have a default, by name; they can be given by name only.
-        args: positional arguments.
+        args: positional arguments, or a single dict of them by name.
         named: arguments by name.
         narrow: a type that arrays for float32 inputs may have, too.
 
     Raises:
         InputNameError, InputTypeError, InputShapeError: the arguments do not match the inputs.
     """
-    if not isinstance(named, Mapping):
-        raise InputTypeError(f"inputs must be a dict of arrays by name, not {type(named).__name__}")
-    names = [v.name for v in inputs]
-
-    def mismatch(what: str, near: str = "") -> InputNameError:
-        return InputNameError(f"{what}; the model's inputs are ({', '.join(map(str, inputs))}){near}")
-
-    if len(args) > len(names):
-        raise mismatch(f"{len(args)} positional arguments given")
-    given = dict(zip(names, args, strict=False))
-    for name, value in named.items():
-        if name in given:
-            raise mismatch(f"input {name!r} is given by position and by name")
-        if name not in names and name not in optional:
-            raise mismatch(f"there is no input {name!r}", did_you_mean(name, [*names, *optional]))
-        given[name] = value
-    missing = [n for n in names if n not in given]
+    given = by_name(inputs, optional, args, named)
+    missing = [v.name for v in inputs if v.name not in given]
     if missing:
-        raise mismatch(f"input{'s' * (len(missing) > 1)} {', '.join(map(repr, missing))} not given")
+        raise _mismatch(inputs, f"input{'s' * (len(missing) > 1)} {', '.join(map(repr, missing))} not given")
     declared = {v.name: v for v in inputs} | dict(optional)
     extents: dict[str, tuple[Any, str]] = {}
     return {name: _checked(_given_as(declared[name], value, narrow), value, extents) for name, value in given.items()}
+
+
+def by_name(
+    inputs: Sequence[ValueInfo],
+    optional: Iterable[str],
+    args: Sequence[Any],
+    named: Mapping[str, Any],
+    keywords: Sequence[str] = (),
+) -> dict[str, Any]:
+    """The arguments of ``f(x)``, ``f(x=x)`` or ``f({"x": x})`` by input name; some may be missing.
+
+    ``keywords`` are others of the function, which a message suggests.
+
+    Raises:
+        InputNameError, InputTypeError: one is of no input, or given twice.
+    """
+    if not isinstance(named, Mapping):
+        raise InputTypeError(f"inputs must be a dict of arrays by name, not {type(named).__name__}")
+    args, named = ((), feeds) if (feeds := as_feeds(inputs, args, named)) is not None else (args, named)
+    names = [v.name for v in inputs]
+    if len(args) > len(names):
+        raise _mismatch(inputs, f"{len(args)} positional arguments given")
+    given = dict(zip(names, args, strict=False))
+    for name, value in named.items():
+        if name in given:
+            raise _mismatch(inputs, f"input {name!r} is given by position and by name")
+        if name not in names and name not in optional:
+            near = did_you_mean(name, [*names, *optional, *keywords])
+            raise _mismatch(inputs, f"there is no input {name!r}", near)
+        given[name] = value
+    return given
+
+
+def _mismatch(inputs: Sequence[ValueInfo], what: str, near: str = "") -> InputNameError:
+    return InputNameError(f"{what}; the model's inputs are ({', '.join(map(str, inputs))}){near}")
 
 
 def as_feeds(inputs: Sequence[ValueInfo], args: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any] | None:

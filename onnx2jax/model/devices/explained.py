@@ -83,7 +83,8 @@ def programs(model: Any, args: Sequence[Any], named: Mapping[str, Any]) -> list[
     """
     placement = model.placement
     with compat.enable_x64():
-        given = arguments.bind(model.inputs, model.optional, [_zeros(a) for a in args], _each(_zeros, named))
+        given = _each(_zeros, arguments.by_name(model.inputs, model.optional, args, named))
+        given = arguments.bind(model.inputs, model.optional, (), given)
         inputs = _each(_type, given)
         key = jax.eval_shape(lambda: jax.random.key(0))
         if isinstance(placement, Staged):

@@ -69,8 +69,6 @@ class ExportedModel:
         with compat.enable_x64():
             if rng is not None and not self._draws:
                 named, rng = {**named, "rng": rng}, None  # it may be an input
-            if (feeds := arguments.as_feeds(self.inputs, args, named)) is not None:
-                args, named = (), feeds
             values = arguments.bind(self.inputs, {}, args, named)
             self._check_multiples(values)
             keys = [arguments.as_key(rng)] if self._draws else []

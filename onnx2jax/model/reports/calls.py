@@ -8,20 +8,20 @@ from typing import Any
 import jax
 
 from ...ops.arrays import is_traced
-from ..calls.arguments import as_feeds
+from ..calls.arguments import by_name
 from .table import table
 
 
 def explain_call(model: Any, args: Sequence[Any], named: Mapping[str, Any], rng: Any) -> str:
     """The tables of ``Model.explain_call``."""
-    args, named = ((), feeds) if (feeds := as_feeds(model.inputs, args, named)) else (args, named)
-    bound = model._bind(args, named, rng)[0]
-    jax.block_until_ready(model(*args, rng=rng, **named))
+    given = by_name(model.inputs, model.optional, args, named)
+    bound = model._bind((), given, rng)[0]
+    jax.block_until_ready(model(given, rng=rng))
     model.run(None, bound, rng=rng)
     runtime = model._runtime
     rows = [("call", "path", "why")]
-    for title, positional, by_name, as_numpy in (("model(...)", args, named, False), ("model.run", (), bound, True)):
-        signature, _ = runtime.signature(positional, by_name, as_numpy)
+    for title, feeds, as_numpy in (("model(...)", given, False), ("model.run", bound, True)):
+        signature, _ = runtime.signature((), feeds, as_numpy)
         found = runtime.params.bound.get(signature)
         path, why = (found.path, WHY[found.path]) if found else ("full", _reason(model, signature, bound, rng))
         rows.append((title, path, why))

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from ... import compat
-from ...errors import InputNameError, KnownValueError, OperatorError
+from ...errors import KnownValueError, OperatorError
 from ...ir import analysis
 from ...ir.graph import Graph, Node
 from ...jaxpr.program import Equation, Program
@@ -118,9 +118,9 @@ def short(number: float) -> str:
     raise AssertionError
 
 
-def summary(model: Any, inputs: Mapping[str, Any] | None, dims: Mapping[str, int] | None) -> Summary:
+def summary(model: Any, inputs: Mapping[str, Any], dims: Mapping[str, int] | None) -> Summary:
     """See ``Model.summary``."""
-    inputs, dims = inputs or {}, dims or {}
+    dims = dims or {}
     feeds = feeds_of(model, inputs, dims, abstract=True)
     marked = mark(model.graph)
     nodes = marked.nodes
@@ -176,8 +176,6 @@ def feeds_of(
     """
     named = named_dims(model.inputs)
     declared = {v.name: v for v in (*named, *model.optional.values())}
-    if unknown := sorted(inputs.keys() - declared.keys()):
-        raise InputNameError(f"there is no input {', '.join(unknown)}; the model's are {sorted(declared)}")
     check_dims("dims", dims, named)
     feeds, wanted = {}, {}
     for name, info in declared.items():

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from ... import progress
-from ...errors import InputTypeError, UnsupportedError
+from ...errors import UnsupportedError
 from ...eval.values import to_host
 from ...ir import analysis
 from ...ir.graph import Graph, Node, ancestors, descendants
@@ -62,9 +62,6 @@ def verify(
 ) -> Verification:
     """See ``Model.verify``."""
     _check(model)
-    if inputs is not None and not isinstance(inputs, Mapping):
-        names = ", ".join(f"{v.name!r}: ..." for v in model.inputs)
-        raise InputTypeError(f"verify takes the inputs by name, not {type(inputs).__name__}: verify({{{names}}})")
     folder = None if inputs is not None else model.origin.open().files.folder
     sets: list[Path] = data_sets(folder) if folder is not None else []
     recorded = against is None and bool(sets)

@@ -70,7 +70,7 @@ def drawn() -> list[Fault]:
 @pytest.mark.parametrize("k", [*range(4), *(pytest.param(k, marks=pytest.mark.extended) for k in range(4, COUNT))])
 def test_a_planted_fault_is_found_at_its_node(k: int) -> None:
     fault = drawn()[k]
-    found = wrong_model(fault, RIGHT).verify(FEEDS, "onnxruntime", each_node=True)
+    found = wrong_model(fault, RIGHT).verify(FEEDS, against="onnxruntime", each_node=True)
     assert found.first is not None and not found.first.accumulated, str(found)
     assert found.first.value in fault.values, fault.what
 

@@ -102,7 +102,7 @@ def test_a_summary_is_a_table_and_json(plain: onnx2jax.Model) -> None:
 
 
 def test_mismatched_inputs_raise(plain: onnx2jax.Model) -> None:
-    with pytest.raises(errors.InputNameError, match="no input w"):
+    with pytest.raises(errors.InputNameError, match="there is no input 'w'"):
         plain.summary({"w": (1,)})
     with pytest.raises(errors.InputNameError, match=r"dimension variables are \['n', 'k'\]"):
         plain.summary(dims={"batch": 1})

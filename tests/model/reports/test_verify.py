@@ -121,8 +121,8 @@ def test_a_planted_bug_is_found_at_its_node(
     plant: Plant, tmp_path: Path, text: str, operator: str, value: str, inside: Any
 ) -> None:
     plant(operator)
-    x = {"x": np.ones(3, np.float32) * 0.3} if text not in (PLAIN, SCAN) else None
-    found = onnx2jax.convert(proto(text)).verify(x, "onnxruntime")
+    given = [np.ones(3, np.float32) * 0.3] if text not in (PLAIN, SCAN) else []
+    found = onnx2jax.convert(proto(text)).verify(*given, against="onnxruntime")
     assert not found and found.first is not None
     assert found.first.value == value and not found.first.accumulated
     assert operator in found.first.node and all(name in found.first.node for name in inside)
@@ -137,7 +137,9 @@ def test_a_planted_bug_is_found_at_its_node(
 def test_operands_are_saved_under_any_name(plant: Plant, tmp_path: Path) -> None:
     """``np.savez`` has a parameter of this name."""
     plant("Tanh")
-    found = onnx2jax.convert(proto("g (float[2] file) => (float[2] y) { y = Tanh(file) }")).verify(None, "onnxruntime")
+    found = onnx2jax.convert(proto("g (float[2] file) => (float[2] y) { y = Tanh(file) }")).verify(
+        against="onnxruntime"
+    )
     assert found.first is not None
     with np.load(found.first.save(tmp_path / "operands.npz")) as saved:
         assert {*saved.files} == {"file", "ours|y", "theirs|y"}
@@ -249,10 +251,13 @@ def test_tolerances_may_be_given() -> None:
     assert compared("y", np.int8([3]), np.int8([4]), atol=1).ok
 
 
-def test_inputs_are_given_by_name() -> None:
+def test_inputs_are_given_as_in_a_call() -> None:
     model = onnx2jax.convert(proto("g (float[2] x, float[2] z) => (float[2] y) { y = Add(x, z) }"))
-    with pytest.raises(errors.InputTypeError, match=re.escape("not ndarray: verify({'x': ..., 'z': ...})")):
-        model.verify(np.zeros(2, np.float32))  # type: ignore[arg-type]
+    x, z = F([1, 2]), F([3, 4])
+    for found in (model.verify(x, z), model.verify(x, z=z), model.verify({"x": x, "z": z}, against="onnxruntime")):
+        assert found.ok
+    with pytest.raises(errors.InputNameError, match=r"there is no input 'agianst'.*did you mean 'against'\?"):
+        model.verify(x, z, agianst="onnxruntime")
 
 
 @pytest.mark.parametrize("against", ["onnxruntime", "reference"])
@@ -357,11 +362,11 @@ PRODUCTS_IN_A_LOOP = """g (uint8[1, 4] x) => (int32 y) <int8[4, 1] w = {127, 127
 @pytest.mark.parametrize("text, rows", [(PRODUCT, 2), (PRODUCTS_IN_A_LOOP, 1)])
 def test_saturating_products_of_onnxruntime_are_no_fault_of_ours(shift: Any, text: str, rows: int) -> None:
     x = {"x": np.full((rows, 4), 255, np.uint8)}
-    found = onnx2jax.convert(proto(text)).verify(x, "onnxruntime", each_node=True)
+    found = onnx2jax.convert(proto(text)).verify(x, against="onnxruntime", each_node=True)
     assert found and found.first is None, str(found)
     assert any("onnxruntime saturates here" in note for note in found.notes) == saturates()
     shift("MatMulInteger", lambda y: y + 1)
-    found = onnx2jax.convert(proto(text)).verify(x, "onnxruntime")
+    found = onnx2jax.convert(proto(text)).verify(x, against="onnxruntime")
     assert found.first is not None and "MatMulInteger" in found.first.node
 
 
@@ -369,7 +374,9 @@ def test_wrong_weights_are_not_taken_for_saturation() -> None:
     """The model's own wrong weights explain its result, but not that of onnxruntime."""
     right = proto(PRODUCT.replace("{127, 127, 127, 127, 127, 127, 127, 127}", "{1, 2, 3, 4, 5, 6, 7, 8}"))
     (rolled,) = (f for f in faults(right) if f.what == "MatMulInteger: input 1 rolled")
-    found = wrong_model(rolled, right).verify({"x": np.full((2, 4), 255, np.uint8)}, "onnxruntime", each_node=True)
+    found = wrong_model(rolled, right).verify(
+        {"x": np.full((2, 4), 255, np.uint8)}, against="onnxruntime", each_node=True
+    )
     assert found.first is not None and found.first.value == "h", str(found)
 
 
@@ -377,9 +384,9 @@ def test_sums_of_cancelling_operands_are_exact(shift: Any) -> None:
     """The last digit of the operands is no excuse where these are the same on both sides."""
     text = "g (float16[3] x, float16[3] b) => (float16[3] y) { y = Add(x, b) }"
     x = {"x": np.float16([26.5, 25.5, 26.25]), "b": np.float16([-26, -26, -26])}
-    assert onnx2jax.convert(proto(text)).verify(x, "onnxruntime")
+    assert onnx2jax.convert(proto(text)).verify(x, against="onnxruntime")
     shift("Add", lambda y: y * np.float16(1.03))
-    found = onnx2jax.convert(proto(text)).verify(x, "onnxruntime")
+    found = onnx2jax.convert(proto(text)).verify(x, against="onnxruntime")
     assert found.first is not None and found.first.value == "y"
 
 
@@ -427,30 +434,30 @@ def test_roundings_inside_a_quantised_recurrence_are_no_difference(scaled: Any, 
     x = np.random.default_rng(1).standard_normal((100, 1, 4)).astype(np.float32)
     scaled(1 + 1e-6)
     model = onnx2jax.convert(message)
-    found = model.verify({"x": x}, "onnxruntime")
+    found = model.verify({"x": x}, against="onnxruntime")
     assert found and found.first is None, str(found)
     ((output,), nodes) = found.outputs["inputs"], found.nodes["inputs"]
     assert output.why == "roundings add up over 1 quantised nodes" and output.relative > 0.1
     assert [c.why for c in nodes] == ["roundings inside the node amplify the last digits of its operands", ""]
     (y,) = onnxruntime.InferenceSession(message.SerializeToString()).run(None, {"x": x})
     (tmp_path / "output_0.pb").write_bytes(numpy_helper.from_array(y, "y").SerializeToString())
-    assert model.verify({"x": x}, tmp_path)
+    assert model.verify({"x": x}, against=tmp_path)
     (tmp_path / "output_0.pb").write_bytes(numpy_helper.from_array(y * F(1.01), "y").SerializeToString())
-    assert not model.verify({"x": x}, tmp_path)
+    assert not model.verify({"x": x}, against=tmp_path)
 
 
 @pytest.mark.parametrize("factor", [1.01, 0.99, 1.001])
 def test_a_wrong_scale_in_a_quantised_recurrence_is_found(scaled: Any, factor: float) -> None:
     scaled(factor)
     x = np.random.default_rng(1).standard_normal((100, 1, 4)).astype(np.float32)
-    found = onnx2jax.convert(quantised_recurrence(steps=100)).verify({"x": x}, "onnxruntime")
+    found = onnx2jax.convert(quantised_recurrence(steps=100)).verify({"x": x}, against="onnxruntime")
     assert found.first is not None and found.first.value == "h" and not found.first.accumulated, str(found)
 
 
 def test_sequences_that_onnxruntime_quantises_by_thread_are_no_difference() -> None:
     x = {"x": np.random.default_rng(1).standard_normal((3, 4, 4)).astype(np.float32)}
     model = onnx2jax.convert(quantised_recurrence(steps=3, batch=4, size=8))
-    found = model.verify(x, "onnxruntime", each_node=True)
+    found = model.verify(x, against="onnxruntime", each_node=True)
     assert found and found.first is None, str(found)
 
 
