@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import jax
 import numpy as np
 from jax import export
+from jax.tree_util import DictKey
 
 from ... import compat
 from ...errors import InputShapeError, InputTypeError, ModelError, OnnxError, RandomKeyError, UnsupportedError
+from ...proto.immutable import owned
 from ...proto.types import TensorType, ValueInfo
 from ..calls import arguments
 from ..calls.outputs import bundled, field_names
@@ -28,11 +31,12 @@ MULTIPLE: Final = re.compile(r"(\d+)\*(\w+)")
 class ExportedModel:
     """A program that ``Model.export`` wrote, called like the model; created by ``load_exported``.
 
+    A pytree of its weights by name, as a Model is; all else is static.
+
     Attributes:
         inputs: in order; each has ``name`` and ``type`` (``dtype``, ``shape`` with symbolic dimensions as strings).
         outputs: the names of the outputs, in order.
         platforms: the platforms that it was lowered for.
-        params: the weights by name, a read-only mapping; empty if the program contains them.
         exported: the ``jax.export.Exported``; ``exported.mlir_module()`` is its StableHLO.
     """
 
@@ -40,12 +44,20 @@ class ExportedModel:
         (_, types, *keys), _ = jax.tree.unflatten(exported.in_tree, exported.in_avals)
         self.inputs = tuple(ValueInfo(n, _as_type(types[n])) for n in about["inputs"])
         self.outputs = tuple(about["outputs"])
-        self.platforms, self.params, self.exported = exported.platforms, params, exported
+        self.platforms, self.exported = exported.platforms, exported
         self._draws, self._constraints = bool(keys), about.get("constraints", ())
         self._fields = field_names(self.outputs)
-        with compat.enable_x64(), compat.outside():
-            self._weights = {n: jax.device_put(v) for n, v in params.items()}
         self._jitted = jax.jit(exported.call)
+        self._names = tuple(params)
+        self._static = copy.copy(self)  # compared by identity; without weights, which JAX would keep alive with it
+        self._params = {n: owned(v) for n, v in params.items()}
+        with compat.enable_x64(), compat.outside():
+            self._weights = {n: jax.device_put(v) for n, v in self._params.items()}
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The weights by name: a new dict of arrays that nobody can write; empty if the program contains them."""
+        return dict(self._params)
 
     def __call__(self, /, *args: Any, rng: Any = None, **named: Any) -> Any:
         """Run the program.
@@ -104,6 +116,21 @@ class ExportedModel:
                 f"the program is for {', '.join(self.platforms)}, and this machine has {backend}: "
                 f"export(..., platforms=[{backend!r}])"
             )
+
+
+def _of_leaves(static: ExportedModel, leaves: Iterable[Any]) -> ExportedModel:
+    """The program with other weights, which are checked when it is called."""
+    model, weights = copy.copy(static), dict(zip(static._names, leaves, strict=True))
+    vars(model).update(_static=static, _params=weights, _weights=weights)
+    return model
+
+
+jax.tree_util.register_pytree_with_keys(
+    ExportedModel,
+    lambda model: ([(DictKey(n), v) for n, v in model._weights.items()], model._static),
+    _of_leaves,
+    lambda model: (tuple(model._weights.values()), model._static),
+)
 
 
 def load_exported(path: str | os.PathLike[str]) -> ExportedModel:

@@ -272,6 +272,11 @@ def test_an_exported_model_inside_a_jit(folders: Any) -> None:
     m, folder = folders["cnn"]
     loaded, x = onnx2jax.load_exported(folder), image(2)["image"]
     np.testing.assert_allclose(jax.jit(lambda x: loaded(x) + 1)(x), m(x) + 1, rtol=1e-5, atol=1e-5)
+    call = jax.jit(lambda loaded, x: loaded(x) + 1)
+    np.testing.assert_allclose(call(loaded, x), m(x) + 1, rtol=1e-5, atol=1e-5)
+    doubled = jax.tree.map(lambda v: 2 * v, loaded)
+    assert doubled.params.keys() == loaded.params.keys() == m.params.keys()
+    assert np.any(call(doubled, x) != call(loaded, x)) and call._cache_size() == 1
 
 
 # ------------------------------------------------------------------------------------------------- symbols
