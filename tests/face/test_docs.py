@@ -66,7 +66,7 @@ def test_readme() -> None:
     names = pages.run(ROOT / "README.md")
     assert names["logits"].shape == (4, 10)
     np.testing.assert_array_equal(names["logits"], names["same"])
-    assert names["by_weight"].keys() == names["model"].params.keys()
+    assert names["by_weight"].params.keys() == names["model"].params.keys()
     assert names["by_pixel"].shape == names["images"].shape
     labels = demo_samples()["labels"][:4]
     np.testing.assert_array_equal(names["model"](demo_samples()["images"][:4]).argmax(-1), labels)
