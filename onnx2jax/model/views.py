@@ -17,7 +17,8 @@ from .changes.simplified import simplified
 from .devices.explained import explained
 from .parameters import Parameters
 from .reports.card import card
-from .reports.drawing import page
+from .reports.drawing import svg
+from .reports.page import Facts, facts, page
 from .reports.profile import Profile, profile
 from .reports.summary import Summary, summary
 from .reports.verification import Verification
@@ -241,33 +242,54 @@ class Views(Parameters):
         """
         return profile(self, args, named, rng, calls)
 
-    def draw(self, path: str | os.PathLike[str]) -> Path:
-        """Write the graph as an HTML page, which needs no network.
+    @known_keywords
+    def draw(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        inputs: Any = None,
+        dims: Mapping[str, int] | None = None,
+        profile: Profile | None = None,
+        verification: Verification | None = None,
+    ) -> Path:
+        """Write the graph as an interactive HTML page, which needs no network, or as a picture, for papers.
 
-        Nodes are in layers below the nodes they read, with element types and shapes where the file declares them.
-        Name scopes, divided by ``/`` or ``.``, are boxes down to the depth chosen on the page; a click opens one. So
-        are the branches and bodies of If, Loop and Scan, inside their node. A search field finds operators, nodes and
-        values.
+        The page shows name scopes as blocks that a click opens; repeated layers once; branches, bodies and functions
+        inside their node. Constants and shape arithmetic are folded into the nodes that read them. A click on a node
+        lists its attributes, operands with types and histograms, FLOPs and bytes, and violations of the ONNX
+        specification. Models on a mesh are coloured by sharding.
 
         Args:
-            path: the file; replaced if it exists.
+            path: the file, replaced if it exists; ``.svg`` for a picture, without what the other arguments add.
+            inputs: arrays by name, or the only input's: the page shows what nodes compute for them, by range, mean,
+                share of zeros, NaN and a small image. All outputs of nodes of the main graph are materialised.
+            dims: extents of dimension variables for FLOPs and bytes, 1 when left out.
+            profile: the result of ``profile``: nodes are coloured by time.
+            verification: the result of ``verify``: the page opens at the first node that differs.
 
         Returns:
             The path.
 
+        Raises:
+            InputError: ``inputs`` or ``dims`` do not match the model.
+
         >>> import onnx2jax, tempfile
         >>> model = onnx2jax.convert(onnx2jax.demo_model())
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     model.draw(f"{folder}/digits.html").read_text().count("<svg")
+        ...     model.draw(f"{folder}/digits.html").read_text().count("<svg id=")
         1
         """
         path = Path(path)
+        if path.suffix.lower() == ".svg":
+            text = svg(self.graph)
+        else:
+            text = page(self, facts(self, inputs, dims, profile, verification))
         with atomic.replacing(path) as file:
-            file.write(page(self.graph, self.graph.name).encode())
+            file.write(text.encode())
         return path
 
     def _repr_html_(self) -> str:
-        return card(self, self._runtime.program.rows())
+        return card(self, self._runtime.program.rows(), page(self, Facts()))
 
     def explain_sharding(self, /, *args: Any, **named: Any) -> str:
         """The shardings of parameters on a mesh, and the collectives of a call, as tables.

@@ -12,10 +12,11 @@ from ...proto.types import TensorType
 
 SHOWN: Final = 8
 """Rows of a table."""
+FRAME: Final = "width:100%;height:560px;border:1px solid #8884;border-radius:8px"
 
 
-def card(model: Any, stages: Sequence[Sequence[str]]) -> str:
-    """Signature, opsets, operators by count, parameters by size, and stages once there are several, as HTML."""
+def card(model: Any, stages: Sequence[Sequence[str]], page: str) -> str:
+    """The page of the graph in a frame; signature, opsets, operators, parameters by size, and stages if several."""
     graph = model.graph
     values = [
         *(("input", v.name, str(v.type)) for v in model.inputs),
@@ -34,7 +35,8 @@ def card(model: Any, stages: Sequence[Sequence[str]]) -> str:
     ]
     if len(stages) > 1:
         parts.append(_table("stages", [row[:3] for row in stages]))
-    return f"<div>{''.join(parts)}</div>"
+    frame = f"<iframe srcdoc='{escape(page)}' sandbox='allow-scripts' title='graph' style='{FRAME}'></iframe>"
+    return f"<div>{''.join(parts)}{frame}</div>"
 
 
 def described(model: Any) -> str:

@@ -1,11 +1,10 @@
-"""Draws a graph as one HTML page with SVG, which needs no network.
+"""Draws a graph as an SVG picture, for papers.
 
 Nodes are in layers, grouped by name scopes. Branches and bodies of If, Loop and Scan are clusters inside their node.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ import numpy as np
 from ...ir.graph import Graph, Node
 from ...proto.types import TensorType
 from .layout import layered
+from .outline import named_graphs, scope_of
 
 ROW: Final = 76
 HEIGHT: Final = 30
@@ -78,36 +78,27 @@ class Block:
         return max(self.width, 7 * len(self.label)) + GAP
 
 
-def page(graph: Graph, title: str) -> str:
-    """The graph as an HTML page: a picture for each depth of name scopes, one of them visible.
+def svg(graph: Graph) -> str:
+    """The graph as an SVG picture: the most detailed that has at most ``MOST_BLOCKS`` blocks, or else the coarsest."""
+    first: Picture | None = None
+    pictures = (
+        picture_of(graph, depth, bodies)
+        for bodies in (True, False)
+        for depth in (None, *range(_deepest(graph, bodies), 0, -1))
+    )
+    for picture in pictures:
+        if first is None or picture.count < first.count:
+            first = picture
+        if picture.count <= MOST_BLOCKS:
+            break
+    assert first is not None
+    size = f"width='{first.width}' height='{first.height}'"
+    return f"<svg xmlns='http://www.w3.org/2000/svg' {size}><style>{STYLE}</style>{first.parts}</svg>"
 
-    If nodes have branches or bodies, there are pictures with them closed, and then pictures with them open.
-    """
-    pictures: list[tuple[str, Picture]] = []
-    for bodies in (False, True) if any(node.graphs for node in graph.nodes) else (False,):
-        deepest = max((len(scope_of(n)) for g in _graphs(graph, bodies) for n in g.nodes), default=0)
-        seen = {picture.count for _, picture in pictures} if bodies else set()
-        for depth in (*range(1, deepest + 1), None):
-            picture = picture_of(graph, depth, bodies)
-            if picture.count not in seen:  # else this depth opens no further scope
-                seen.add(picture.count)
-                name = "all nodes" if depth is None else f"{depth}"
-                pictures.append((f"{name}, bodies open" if bodies else name, picture))
-    shown = max((i for i, (_, picture) in enumerate(pictures) if picture.count <= MOST_BLOCKS), default=0)
-    views = "".join(
-        f'<div class="view" {"" if i == shown else "hidden"}>{_svg(picture)}</div>'
-        for i, (_, picture) in enumerate(pictures)
-    )
-    choices = "".join(
-        f"<option value='{i}' {'selected' if i == shown else ''}>{name} ({picture.count})</option>"
-        for i, (name, picture) in enumerate(pictures)
-    )
-    head = f"<b>{escape(title)}</b> <label>depth of scopes <select id='depth'>{choices}</select></label>"
-    search = "<input id='search' placeholder='find operators, names' autocomplete='off'> <span id='found'></span>"
-    return (
-        f"<!DOCTYPE html><html><head><meta charset='utf-8'><title>{escape(title)}</title><style>{STYLE}</style></head>"
-        f"<body><header>{head} {search}</header>{views}<script>{SCRIPT}</script></body></html>"
-    )
+
+def _deepest(graph: Graph, bodies: bool) -> int:
+    """The number of name scopes around the deepest node."""
+    return max((len(scope_of(n)) for g in _graphs(graph, bodies) for n in g.nodes), default=0)
 
 
 def picture_of(graph: Graph, depth: int | None, bodies: bool, around: tuple[Graph, ...] = ()) -> Picture:
@@ -124,7 +115,7 @@ def picture_of(graph: Graph, depth: int | None, bodies: bool, around: tuple[Grap
     blocks, edges = blocks_of(graph, depth, types, sorted(graph.captures - weights) if around else ())
     for block in blocks:
         if bodies and block.kind == "node":
-            named = _named_graphs(block.nodes[0])
+            named = named_graphs(block.nodes[0])
             block.clusters = [(name, picture_of(body, depth, bodies, (*around, graph))) for name, body in named]
     return _laid_out(blocks, edges, types)
 
@@ -135,21 +126,6 @@ def _graphs(graph: Graph, bodies: bool) -> Iterator[Graph]:
     for node in graph.nodes if bodies else ():
         for body in node.graphs:
             yield from _graphs(body, bodies)
-
-
-def _named_graphs(node: Node) -> list[tuple[str, Graph]]:
-    """The graphs among a node's attributes, by name."""
-    groups = ((name, v if isinstance(v, tuple) else (v,)) for name, v in node.attributes.items())
-    return [(name, graph) for name, values in groups for graph in values if isinstance(graph, Graph)]
-
-
-def scope_of(node: Node) -> tuple[str, ...]:
-    """The name scope of a node: the parts of its name before the last.
-
-    >>> scope_of(Node("/encoder/layer.0/MatMul", "MatMul", "", 1, (), (), {}, None))
-    ('encoder', 'layer.0')
-    """
-    return tuple(filter(None, re.split("/" if "/" in node.name else r"\.", node.name)))[:-1]
 
 
 def blocks_of(
@@ -254,21 +230,14 @@ def _laid_out(
     return Picture("".join(parts), round(2 * middle), top, count)
 
 
-def _svg(picture: Picture) -> str:
-    size = f"width='{picture.width}' height='{picture.height}'"
-    return f"<svg xmlns='http://www.w3.org/2000/svg' {size}>{picture.parts}</svg>"
-
-
 def _drawn(block: Block, left: float, top: int) -> str:
     title = block.title if len(block.title) <= MOST_LETTERS else f"…{block.title[1 - MOST_LETTERS :]}"
     label = f"<text class='type' x='{block.width / 2:.0f}' y='{block.height + 12}'>{escape(block.label)}</text>"
-    own = [block.title, *(f"{n.op_type} {n.name} {' '.join(n.outputs)}" for n in block.nodes)]
-    hidden = [] if block.clusters else [g for n in block.nodes for body in n.graphs for g in _graphs(body, True)]
-    words = " ".join([*own, *(f"{n.op_type} {n.name} {' '.join(n.outputs)}" for g in hidden for n in g.nodes)]).lower()
+    hidden = any(node.graphs for node in block.nodes) and not block.clusters
     state = " open" if block.clusters else " closed" if hidden and block.kind == "node" else ""
     return (
-        f'<g class=\'block {block.kind}{state}\' data-words="{escape(words)}" data-scope="{escape(block.scope)}" '
-        f"transform='translate({left:.0f},{top})'><title>{escape(chr(10).join(block.tooltip))}</title>"
+        f"<g class='block {block.kind}{state}' transform='translate({left:.0f},{top})'>"
+        f"<title>{escape(chr(10).join(block.tooltip))}</title>"
         f"<rect width='{block.width}' height='{block.height}' rx='5'/>"
         f"<text x='{block.width / 2:.0f}' y='{HEIGHT * 2 // 3}'>{escape(title)}</text>{label}{_clusters(block)}</g>"
     )
@@ -288,16 +257,10 @@ def _clusters(block: Block) -> str:
 
 
 STYLE: Final = """
-body{margin:0;font:13px system-ui,sans-serif;color:#222;background:#fff}
-header{position:sticky;top:0;left:0;padding:8px 12px;background:#f4f4f6;border-bottom:1px solid #ccc;z-index:1}
-header>*{margin-right:14px}
-.view{overflow:auto;height:calc(100vh - 50px)}
-svg{display:block;margin:auto}
-text{text-anchor:middle;font:13px ui-monospace,monospace}
+text{text-anchor:middle;font:13px ui-monospace,monospace;fill:#222}
 .edge path{fill:none;stroke:#99a}
 .edge.up path{stroke-dasharray:4}
 .type{font-size:11px;fill:#556;stroke:#fff;stroke-width:4px;paint-order:stroke}
-.edge:hover path{stroke:#000;stroke-width:2}
 .block>rect{fill:#e8eefc;stroke:#5b7bc4}
 .input>rect,.output>rect{fill:#e6f5e6;stroke:#4c9a4c}
 .capture>rect{fill:#fff;stroke:#5b7bc4;stroke-dasharray:4}
@@ -305,40 +268,4 @@ text{text-anchor:middle;font:13px ui-monospace,monospace}
 .closed>rect{stroke-width:3}
 .cluster>rect{fill:#fff;stroke:#99a}
 .cluster>text{text-anchor:start;fill:#556}
-.scope,.closed{cursor:pointer}
-.match>rect{fill:#ffd54d;stroke:#b00;stroke-width:2}
-"""
-SCRIPT: Final = """
-const views = [...document.querySelectorAll('.view')], depth = document.getElementById('depth')
-const search = document.getElementById('search'), found = document.getElementById('found')
-let matches = [], at = -1
-const shown = () => views[depth.value]
-const go = block => block && block.scrollIntoView({block: 'center', inline: 'center'})
-function find() {
-  const text = search.value.trim().toLowerCase()
-  for (const block of document.querySelectorAll('.match')) block.classList.remove('match')
-  matches = text ? [...shown().querySelectorAll('.block')].filter(b => b.dataset.words.includes(text)) : []
-  for (const block of matches) block.classList.add('match')
-  found.textContent = text ? matches.length + ' found' : ''
-  at = -1
-}
-function choose() {
-  views.forEach((view, i) => view.hidden = i != depth.value)
-  find()
-}
-depth.addEventListener('change', choose)
-search.addEventListener('input', find)
-search.addEventListener('keydown', e => {
-  if (e.key == 'Enter' && matches.length) go(matches[at = (at + 1) % matches.length])
-})
-document.addEventListener('click', e => {
-  const closed = e.target.closest('.scope, .closed')
-  if (!closed || depth.value == views.length - 1) return
-  const scope = closed.classList.contains('scope'), {words, scope: path} = closed.dataset
-  depth.value = scope ? +depth.value + 1 : views.findIndex(v => v.querySelector('.open'))
-  choose()
-  const holds = b => scope ? (b.dataset.scope + '/').startsWith(path + '/') : words.startsWith(b.dataset.words)
-  go([...shown().querySelectorAll(scope ? '.block' : '.open')].find(holds))
-})
-go(shown().querySelector('.block'))
 """

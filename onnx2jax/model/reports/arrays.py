@@ -1,0 +1,123 @@
+"""Arrays in a few numbers for a page: range, mean, zeros, NaN, a histogram, and a small picture."""
+
+from __future__ import annotations
+
+import base64
+import math
+from typing import Any, Final
+
+import numpy as np
+
+from ...proto.mapped import load
+
+MOST: Final = 1 << 16
+"""Elements of a sample; larger arrays are read at this many evenly spaced places."""
+BINS: Final = 32
+SIDE: Final = 32
+"""Pixels along the longer side of a picture."""
+TILES: Final = 16
+"""Planes, such as channels, that a picture shows side by side."""
+
+
+def figures(value: Any, *, whole: bool = False) -> dict[str, Any] | None:
+    """Range, mean, share of zeros and count of NaN and infinities; None if it holds no numbers.
+
+    Args:
+        value: an array.
+        whole: read all of it, rather than a sample.
+    """
+    array = _numbers(value)
+    if array is None:
+        return None
+    flat = array.reshape(-1)
+    step = 1 if whole else -(-flat.size // MOST)
+    taken = _floats(flat[::step])
+    finite = taken[np.isfinite(taken)]
+    found: dict[str, Any] = {"size": array.size, "zeros": _share(taken == 0)}
+    if step > 1:
+        found["sample"] = taken.size
+    if nan := int(np.isnan(taken).sum()):
+        found["nan"] = nan
+    if infinite := taken.size - finite.size - nan:
+        found["inf"] = infinite
+    if finite.size:
+        found |= {"min": _short(finite.min()), "max": _short(finite.max()), "mean": _short(finite.mean())}
+    return found
+
+
+def histogram(value: Any) -> list[int]:
+    """The finite elements in equal bins between the least and the largest, as a share of the fullest, of 100."""
+    array = _numbers(value)
+    if array is None or array.size < 2:
+        return []
+    taken = _floats(array.reshape(-1)[:: -(-array.size // MOST)])
+    finite = taken[np.isfinite(taken)]
+    if not finite.size or finite.min() == finite.max():
+        return []
+    scale = np.abs(finite).max()
+    counts, _ = np.histogram(finite / scale, BINS)
+    return [math.ceil(100 * int(c) / int(counts.max())) for c in counts]
+
+
+def picture(value: Any) -> dict[str, Any] | None:
+    """The first sample as an image of bytes, NaN as 255; planes are side by side. None for scalars.
+
+    A byte is the place between the least and the largest number, or if signs differ between their larger magnitudes.
+    """
+    array = _numbers(value)
+    if array is None or array.size < 2:
+        return None
+    array = array.reshape([n for n in array.shape if n > 1])
+    while array.ndim > 3:
+        array = array[0]
+    if array.ndim == 1:
+        array = array[None]
+    planes = array[:TILES] if array.ndim == 3 else array[None]
+    columns = math.ceil(math.sqrt(len(planes)))
+    most = max(1, (SIDE if columns == 1 else 2 * SIDE) // columns)
+    planes = planes[:, _places(planes.shape[1], most)][:, :, _places(planes.shape[2], most)]
+    pixels = _floats(planes)
+    rows, (height, width) = -(-len(planes) // columns), planes.shape[1:]
+    sheet = np.full((rows * columns, height, width), np.nan)
+    sheet[: len(planes)] = pixels
+    sheet = sheet.reshape(rows, columns, height, width).swapaxes(1, 2).reshape(rows * height, columns * width)
+    finite = sheet[np.isfinite(sheet)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
+    signed = low < 0 < high
+    if signed:
+        low, high = -max(-low, high), max(-low, high)
+    with np.errstate(all="ignore"):
+        places = np.nan_to_num((sheet / 2 - low / 2) / ((high / 2 - low / 2) or 1.0) * 254, nan=255.0)
+    data = np.where(np.isnan(sheet), 255, np.clip(places, 0, 254)).astype(np.uint8)
+    encoded = base64.b64encode(data.tobytes()).decode()
+    return {"width": data.shape[1], "height": data.shape[0], "signed": signed, "data": encoded}
+
+
+def _places(size: int, most: int) -> Any:
+    """Indices along an axis, at most so many."""
+    return np.arange(size) if size <= most else np.linspace(0, size - 1, most).round().astype(int)
+
+
+def _numbers(value: Any) -> Any:
+    """An array of real numbers, or the magnitudes of complex ones; None for other values."""
+    if not hasattr(value, "dtype") or not hasattr(value, "shape") or value.dtype == object or not value.size:
+        return None
+    try:
+        array = load(value) if isinstance(value, np.ndarray) else np.asarray(value)
+    except TypeError:  # a random key
+        return None
+    if array.dtype.kind in "USOM":
+        return None
+    return np.abs(array) if array.dtype.kind == "c" else array
+
+
+def _floats(array: Any) -> Any:
+    return np.asarray(array).astype(np.float64)
+
+
+def _share(mask: Any) -> float:
+    return round(float(mask.mean()), 4)
+
+
+def _short(number: float) -> str:
+    return f"{float(number):.4g}"

@@ -1,0 +1,342 @@
+"""The outline of a graph: its nodes in a tree of name scopes, repeated layers, stacks and parts, for a first view.
+
+Constant and shape arithmetic is folded: those nodes belong to the nodes that read their results.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Final
+
+from ...ir.graph import Graph, Node
+from ...ir.layers import FEWEST, repeated
+from ...ops.registry import Operator
+
+MOST_ROWS: Final = 8
+"""Nodes of a stack."""
+MOST_BLOCKS: Final = 30
+"""A scope with more blocks is divided into parts."""
+ALIKE: Final = 2
+"""More inputs, or outputs, of names that differ only in numbers are one block."""
+
+Path = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Several nodes that are one block until it is opened.
+
+    Attributes:
+        kind: "scope"; "repeat", whose items are its layers; "layer"; "part", of consecutive blocks; or "stack": a node
+            and those that only its results pass through, drawn as rows of one block.
+        title: its name.
+        items: indices of nodes, and groups, in graph order.
+    """
+
+    kind: str
+    title: str
+    items: tuple[int | Group, ...]
+
+    @cached_property
+    def nodes(self) -> tuple[int, ...]:
+        """Indices of all nodes inside."""
+        return tuple(i for item in self.items for i in ((item,) if isinstance(item, int) else item.nodes))
+
+
+Item = int | Group
+
+
+def folded(graph: Graph, known: Collection[str] = ()) -> frozenset[int]:
+    """Indices of the nodes that compute constants, or values that shapes determine, for other nodes.
+
+    Args:
+        graph: the graph.
+        known: values of the graphs around that are constants.
+    """
+    outputs = {v.name for v in graph.outputs}
+    values, found = {*known, *graph.initializers}, set()
+    for i, node in enumerate(graph.nodes):
+        plain = not node.bodies and not (isinstance(node.target, Operator) and "rng" in node.target.fixtures)
+        if plain and (node.op_type in ("Shape", "Size") or values.issuperset(node.reads)):
+            values.update(node.outputs)
+            if outputs.isdisjoint(node.outputs):
+                found.add(i)
+    return frozenset(found) if len(found) < len(graph.nodes) else frozenset()
+
+
+def scope_of(node: Node) -> Path:
+    """The name scope of a node: as torch's exporter notes it, or the parts of its name before the last.
+
+    >>> scope_of(Node("/encoder/layer.0/MatMul", "MatMul", "", 1, (), (), {}, None))
+    ('encoder', 'layer.0')
+    """
+    if noted := node.metadata.get("pkg.torch.onnx.name_scopes"):
+        try:
+            names = [str(n) for n in ast.literal_eval(noted) if n]
+        except (ValueError, SyntaxError, TypeError):
+            names = []
+        if len(names) > 1:  # each is a prefix of the next, the last is the node's own
+            inner = [n.removeprefix(f"{a}.") for a, n in pairwise(names[:-1])]
+            return (names[0], *inner)
+    return tuple(filter(None, re.split("/" if "/" in node.name else r"\.", node.name)))[:-1]
+
+
+def scopes(graph: Graph) -> list[Path]:
+    """The scope of each node; by the names of weights, if nodes of products have scopes in no other way."""
+    paths = [scope_of(node) for node in graph.nodes]
+    heavy = [i for i, n in enumerate(graph.nodes) if isinstance(n.target, Operator) and n.target.heavy]
+    if not heavy or any(len(set(p)) > 1 or (p and len(set(paths)) > 1) for p in paths):
+        return paths
+    of_weights = {}
+    for i in heavy:
+        names = (n for n in graph.nodes[i].inputs if n in graph.initializers and "." in n.strip("."))
+        if name := next(names, ""):
+            of_weights[i] = tuple(filter(None, re.split(r"[./]", name)))[:-2]
+    if 2 * len(of_weights) < len(heavy) or len({*of_weights.values()}) < 2:
+        return paths
+    found: list[Path] = []
+    producers = {n: i for i, node in enumerate(graph.nodes) for n in node.outputs if n}
+    for i, node in enumerate(graph.nodes):
+        before = [found[producers[n]] for n in node.inputs if n in producers]
+        found.append(of_weights.get(i, _common(before)))
+    return found
+
+
+def _common(paths: Sequence[Path]) -> Path:
+    """The longest common prefix."""
+    shared = zip(*paths, strict=False)
+    same = [parts[0] for parts in shared if len({*parts}) == 1]
+    return tuple(p for p, other in zip(same, paths[0], strict=False) if p == other) if paths else ()
+
+
+class Outline:
+    """The outline of one graph."""
+
+    def __init__(self, graph: Graph, hidden: Collection[int]) -> None:
+        """``hidden``: the nodes that are folded."""
+        self.graph, self.hidden = graph, hidden
+        self.paths = scopes(graph)
+        self.outputs = {v.name for v in graph.outputs}
+        self.readers: dict[str, set[int]] = defaultdict(set)
+        for i, node in enumerate(graph.nodes):
+            for name in node.reads:
+                self.readers[name].add(i)
+        self.drawn = {v.name for v in graph.inputs if v.name not in graph.initializers} | graph.captures
+        self.drawn |= {n for i, node in enumerate(graph.nodes) if i not in hidden for n in node.outputs if n}
+        self.signatures: dict[int, tuple[object, ...]] = {}
+
+    def items(self) -> tuple[Item, ...]:
+        """The tree."""
+        return self._level(range(len(self.graph.nodes)), 0)
+
+    def _level(self, indices: Sequence[int], depth: int) -> tuple[Item, ...]:
+        """The items of some nodes, whose scopes agree up to a depth."""
+        inside: dict[str, list[int]] = defaultdict(list)
+        for i in indices:
+            if len(self.paths[i]) > depth:
+                inside[self.paths[i][depth]].append(i)
+        direct = [i for i in indices if len(self.paths[i]) <= depth]
+        items: list[Item] = [self._scope(name, own, depth + 1) for name, own in inside.items()]
+        items = [*self._repeated_scopes(items), *self._flat(direct)]
+        items.sort(key=_first)
+        return self._parts(self._flattened(items))
+
+    def _scope(self, name: str, indices: Sequence[int], depth: int) -> Item:
+        """A scope; without others around it if it holds only one item."""
+        items = self._level(indices, depth)
+        visible = [item for item in items if not isinstance(item, int) or item not in self.hidden]
+        if len(visible) == 1 and not isinstance(visible[0], int) and visible[0].kind in ("scope", "repeat"):
+            inner = visible[0]
+            rest = tuple(item for item in items if item is not inner)
+            if inner.kind == "scope":
+                return Group("scope", f"{name}/{inner.title}", (*rest, *inner.items))
+        return Group("scope", name, items)
+
+    def _flattened(self, items: Sequence[Item]) -> list[Item]:
+        """Scopes of one node, or one stack, as that."""
+        found: list[Item] = []
+        for item in items:
+            inner = item.items if isinstance(item, Group) and item.kind == "scope" else ()
+            visible = [i for i in inner if not isinstance(i, int) or i not in self.hidden]
+            one = visible[0] if len(visible) == 1 else None
+            if inner and (not visible or isinstance(one, int) or (one is not None and one.kind == "stack")):
+                found += inner
+            else:
+                found.append(item)
+        return sorted(found, key=_first)
+
+    def _flat(self, indices: Sequence[int]) -> list[Item]:
+        """Nodes without further scopes: repeated layers, stacks, single nodes."""
+        shown = [i for i in indices if i not in self.hidden]
+        items: list[Item] = [i for i in indices if i in self.hidden]
+        runs = []
+        if len(shown) >= 2 * FEWEST:
+            position = {id(self.graph.nodes[i]): i for i in shown}
+            part = self.graph.extract([self.graph.nodes[i] for i in shown], ())
+            runs = [(layers.count, [position[id(n)] for n in layers.nodes]) for layers in repeated(part)]
+        for count, own in runs:
+            period = len(own) // count
+            layers = [own[k * period : (k + 1) * period] for k in range(count)]
+            groups = tuple(Group("layer", str(k), tuple(self._stacks(layer))) for k, layer in enumerate(layers))
+            items.append(Group("repeat", "layers", groups))
+        repeats = {i for _, own in runs for i in own}
+        return [*items, *self._stacks([i for i in shown if i not in repeats])]
+
+    def _stacks(self, indices: Sequence[int]) -> list[Item]:
+        """Nodes with those behind them that read nothing else, if only the last result is read elsewhere."""
+        found: list[Item] = []
+        taken: set[int] = set()
+        own = set(indices)
+        for i in indices:
+            if i in taken:
+                continue
+            rows, ends = [i], 1
+            while len(rows) < MOST_ROWS and not self.graph.nodes[i].bodies:
+                results = {n for r in rows for n in self.graph.nodes[r].outputs if n}
+                after = sorted({r for n in results for r in self.readers[n]} - {*rows, *taken, *self.hidden})
+                more = next((r for r in after if r in own and self._follows(r, results)), None)
+                if more is None:
+                    break
+                rows.append(more)
+                if self._leaving(rows) <= {*self.graph.nodes[more].outputs}:
+                    ends = len(rows)
+            taken.update(rows[:ends])
+            found.append(i if ends == 1 else Group("stack", self.graph.nodes[i].op_type, tuple(rows[:ends])))
+        return found
+
+    def _follows(self, index: int, results: Collection[str]) -> bool:
+        """Whether a light node reads some results and no other values."""
+        node = self.graph.nodes[index]
+        if node.bodies or node.target is None or (isinstance(node.target, Operator) and node.target.heavy):
+            return False
+        return all(n in results for n in node.reads if n in self.drawn)
+
+    def _leaving(self, indices: Collection[int]) -> set[str]:
+        """Results of nodes that others read, folded nodes excepted, or that are outputs."""
+        inside = {*indices, *self.hidden}
+        names = (n for i in indices for n in self.graph.nodes[i].outputs if n)
+        return {n for n in names if n in self.outputs or self.readers[n] - inside}
+
+    # ------------------------------------------------------------------------------------------------ repeats and parts
+
+    def _repeated_scopes(self, items: Sequence[Item]) -> list[Item]:
+        """Scopes whose names differ only in numbers, and whose nodes are alike, as one."""
+        found: list[Item] = []
+        runs: dict[object, list[Group]] = {}
+        for item in items:
+            if not isinstance(item, Group):
+                found.append(item)
+                continue
+            own = [i for i in item.nodes if i not in self.hidden]
+            key = (re.sub(r"\d+", "#", item.title), self._signature(own)) if own else id(item)
+            numbered = bool(own) and any(c.isdigit() for c in item.title)
+            runs.setdefault(key if numbered else id(item), []).append(item)
+        for group in runs.values():
+            if len(group) == 1 or self._returns({i for layer in group for i in layer.nodes}):
+                found += group
+                continue
+            layers = tuple(replace(layer, kind="layer") for layer in group)
+            found.append(Group("repeat", f"{group[0].title} … {group[-1].title}", layers))
+        return found
+
+    def _returns(self, inside: Collection[int]) -> bool:
+        """Whether other nodes read what some nodes compute, and these read what those compute: then they are no block."""
+        after: set[str] = set()
+        outside: set[str] = set()
+        for i, node in enumerate(self.graph.nodes):
+            if i in self.hidden:
+                continue
+            if i in inside:
+                if not outside.isdisjoint(node.reads):
+                    return True
+                after.update(node.outputs)
+            elif not after.isdisjoint(node.reads) or not outside.isdisjoint(node.reads):
+                outside.update(node.outputs)
+        return False
+
+    def _signature(self, indices: Sequence[int]) -> tuple[object, ...]:
+        """What scopes have in common that are drawn once: operators, and which of them read which."""
+        places = {
+            n: (k, j) for k, i in enumerate(indices) for j, n in enumerate(self.graph.nodes[i].outputs) if n
+        }  # fmt: skip
+        nodes = (self.graph.nodes[i] for i in indices)
+        return tuple(
+            (n.domain, n.op_type, tuple(places.get(name, name in self.drawn) for name in n.inputs)) for n in nodes
+        )
+
+    def _parts(self, items: Sequence[Item]) -> tuple[Item, ...]:
+        """Many items as parts, divided where fewest values pass."""
+        shown = [k for k, item in enumerate(items) if not isinstance(item, int) or item not in self.hidden]
+        if len(shown) <= MOST_BLOCKS:
+            return tuple(items)
+        crossing = self._crossing(items)
+        size = max(6, min(20, round(len(shown) ** 0.5)))
+        ends, start = [], 0
+        while len(shown) - start > 1.5 * size:
+            choices = range(start + size // 2, start + size * 3 // 2)
+            best = min(choices, key=lambda c: (crossing[shown[c]], abs(c - start - size)))
+            ends.append(shown[best])
+            start = best
+        bounds = [0, *ends, len(items)]
+        parts = [tuple(items[a:b]) for a, b in pairwise(bounds)]
+        return tuple(Group("part", f"{k}: {self._described(part)}", part) for k, part in enumerate(parts, 1))
+
+    def _described(self, items: Sequence[Item]) -> str:
+        """The products among some items, or else the most frequent operators."""
+        nodes = [self.graph.nodes[i] for i in Group("part", "", tuple(items)).nodes if i not in self.hidden]
+        heavy = [n for n in nodes if isinstance(n.target, Operator) and n.target.heavy]
+        counts = Counter(n.op_type for n in heavy or nodes).most_common(2)
+        return ", ".join(f"{count} {name}" if count > 1 else name for name, count in counts)
+
+    def _crossing(self, items: Sequence[Item]) -> list[int]:
+        """For each item, how many values computed before it are read from it on."""
+        home = {i: k for k, item in enumerate(items) for i in ((item,) if isinstance(item, int) else item.nodes)}
+        change = Counter[int]()
+        for i, k in home.items():
+            for name in self.graph.nodes[i].outputs:
+                last = max((home[r] for r in self.readers[name] if r in home and r not in self.hidden), default=k)
+                if i not in self.hidden and last > k:
+                    change[k + 1] += 1
+                    change[last + 1] -= 1
+        total, found = 0, []
+        for k in range(len(items)):
+            total += change[k]
+            found.append(total)
+        return found
+
+
+def alike(names: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Names by title: those that differ only in numbers share one, if they are many.
+
+    >>> alike(["x", *(f"past.{i}.key" for i in range(6))])[1][0]
+    'past.*.key'
+    """
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        groups[re.sub(r"\d+", "*", name)].append(name)
+    found = []
+    for title, group in groups.items():
+        found += [(title, group)] if len(group) > ALIKE else [(n, [n]) for n in group]
+    return found
+
+
+def known_inside(graph: Graph, hidden: Collection[int], known: Mapping[str, None]) -> dict[str, None]:
+    """The constants that graphs inside of a graph may capture."""
+    computed = (n for i in hidden for n in graph.nodes[i].outputs)
+    return dict.fromkeys((*known, *graph.initializers, *computed))
+
+
+def named_graphs(node: Node) -> list[tuple[str, Graph]]:
+    """The graphs among a node's attributes, by name."""
+    groups = ((name, v if isinstance(v, tuple) else (v,)) for name, v in node.attributes.items())
+    return [(name, graph) for name, values in groups for graph in values if isinstance(graph, Graph)]
+
+
+def _first(item: Item) -> int:
+    return item if isinstance(item, int) else item.nodes[0]
