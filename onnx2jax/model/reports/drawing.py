@@ -6,7 +6,7 @@ Nodes are in layers, grouped by name scopes. Branches and bodies of If, Loop and
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any, Final
@@ -16,15 +16,17 @@ import numpy as np
 from ...ir.graph import Graph, Node
 from ...proto.types import TensorType
 from .layout import layered
-from .outline import named_graphs, scope_of
+from .outline import Item, Outline, folded, known_inside, named_graphs
 
 ROW: Final = 76
 HEIGHT: Final = 30
+LINE: Final = 20
+"""Between the rows of a stack."""
 GAP: Final = 28
 PAD: Final = 12
 """Between a node's border and its clusters."""
 MOST_BLOCKS: Final = 120
-"""The first view is the deepest with at most this many blocks."""
+"""A picture is the most detailed with at most this many blocks."""
 MOST_LETTERS: Final = 34
 """Letters of a block's title and label."""
 
@@ -42,12 +44,12 @@ class Picture:
 
 @dataclass
 class Block:
-    """A box of a picture: a node, an input, an output, or all nodes of a scope."""
+    """A box of a picture: a node or a stack of them, an input, an output, or all nodes of a scope."""
 
-    title: str
+    titles: list[str]
+    """A row each."""
     kind: str
     """One of input, capture (a value of the graph around), output, node and scope."""
-    scope: str = ""
     nodes: list[Node] = field(default_factory=list)
     tooltip: list[str] = field(default_factory=list)
 
@@ -66,11 +68,12 @@ class Block:
     @property
     def width(self) -> int:
         inner = sum(picture.width + PAD for _, picture in self.clusters)
-        return max(24 + 8 * min(len(self.title), MOST_LETTERS), inner + PAD if inner else 0)
+        return max(24 + 8 * min(max(map(len, self.titles)), MOST_LETTERS), inner + PAD if inner else 0)
 
     @property
     def height(self) -> int:
-        return HEIGHT + max((picture.height + 2 * PAD for _, picture in self.clusters), default=0)
+        rows = HEIGHT + LINE * (len(self.titles) - 1)
+        return rows + max((picture.height + 2 * PAD for _, picture in self.clusters), default=0)
 
     @property
     def space(self) -> int:
@@ -80,109 +83,114 @@ class Block:
 
 def svg(graph: Graph) -> str:
     """The graph as an SVG picture: the most detailed that has at most ``MOST_BLOCKS`` blocks, or else the coarsest."""
-    first: Picture | None = None
-    pictures = (
-        picture_of(graph, depth, bodies)
-        for bodies in (True, False)
-        for depth in (None, *range(_deepest(graph, bodies), 0, -1))
-    )
-    for picture in pictures:
-        if first is None or picture.count < first.count:
-            first = picture
-        if picture.count <= MOST_BLOCKS:
-            break
-    assert first is not None
-    size = f"width='{first.width}' height='{first.height}'"
-    return f"<svg xmlns='http://www.w3.org/2000/svg' {size}><style>{STYLE}</style>{first.parts}</svg>"
+    coarsest: Picture | None = None
+    for bodies in (True, False):
+        for depth in (None, *range(_deepest(graph), -1, -1)):
+            picture = picture_of(graph, depth, bodies, {})
+            if coarsest is None or picture.count < coarsest.count:
+                coarsest = picture
+            if picture.count <= MOST_BLOCKS:
+                return _document(picture)
+    assert coarsest is not None
+    return _document(coarsest)
 
 
-def _deepest(graph: Graph, bodies: bool) -> int:
-    """The number of name scopes around the deepest node."""
-    return max((len(scope_of(n)) for g in _graphs(graph, bodies) for n in g.nodes), default=0)
+def _document(picture: Picture) -> str:
+    size = f"width='{picture.width}' height='{picture.height}'"
+    return f"<svg xmlns='http://www.w3.org/2000/svg' {size}><style>{STYLE}</style>{picture.parts}</svg>\n"
 
 
-def picture_of(graph: Graph, depth: int | None, bodies: bool, around: tuple[Graph, ...] = ()) -> Picture:
+def _deepest(graph: Graph) -> int:
+    """The number of groups around the deepest item of the outline."""
+
+    def depth(item: Item) -> int:
+        return 0 if isinstance(item, int) or item.kind == "stack" else 1 + max(map(depth, item.items))
+
+    return max(map(depth, Outline(graph, folded(graph)).items()), default=0)
+
+
+def picture_of(
+    graph: Graph, depth: int | None, bodies: bool, known: Mapping[str, None], around: tuple[Graph, ...] = ()
+) -> Picture:
     """The picture of a graph.
 
     Args:
         graph: the graph.
-        depth: see ``blocks_of``.
+        depth: the groups of its outline around which others are opened; repeated layers are one block. None: all.
         bodies: whether the graphs of nodes are drawn inside them.
+        known: constants of the graphs around it.
         around: the graphs around it; empty for the main graph.
     """
     types = {name: text for g in (*around, graph) for name, text in _types(g).items()}
-    weights = {name for g in around for name in g.initializers}
-    blocks, edges = blocks_of(graph, depth, types, sorted(graph.captures - weights) if around else ())
+    hidden = folded(graph, known)
+    inside = known_inside(graph, hidden, known)
+    captures = sorted(graph.captures - known.keys()) if around else ()
+    blocks, edges = blocks_of(graph, hidden, depth, types, captures)
     for block in blocks:
         if bodies and block.kind == "node":
             named = named_graphs(block.nodes[0])
-            block.clusters = [(name, picture_of(body, depth, bodies, (*around, graph))) for name, body in named]
+            block.clusters = [(n, picture_of(body, depth, bodies, inside, (*around, graph))) for n, body in named]
     return _laid_out(blocks, edges, types)
 
 
-def _graphs(graph: Graph, bodies: bool) -> Iterator[Graph]:
-    """The graph, and if ``bodies`` all graphs inside it."""
-    yield graph
-    for node in graph.nodes if bodies else ():
-        for body in node.graphs:
-            yield from _graphs(body, bodies)
+def _opened(items: Iterable[Item], depth: int | None) -> Iterator[Item]:
+    """The items that are blocks, if groups are opened down to a depth."""
+    for item in items:
+        if isinstance(item, int) or item.kind == "stack" or depth == 0 or (depth is not None and item.kind == "repeat"):
+            yield item
+        else:
+            yield from _opened(item.items, depth and depth - 1)
 
 
 def blocks_of(
-    graph: Graph, depth: int | None, types: Mapping[str, str], captures: Sequence[str] = ()
+    graph: Graph, hidden: Collection[int], depth: int | None, types: Mapping[str, str], captures: Sequence[str] = ()
 ) -> tuple[list[Block], dict[tuple[int, int], list[str]]]:
     """The blocks, and the values that pass along each edge between two of them.
 
     Args:
         graph: the graph.
-        depth: the depth of scopes whose nodes, and those of deeper scopes, are one block; None for a block a node.
+        hidden: indices of nodes that are not drawn.
+        depth: see ``picture_of``.
         types: the types of values, as text by name.
         captures: values of the graphs around it that it reads.
     """
     blocks = [
-        Block(v.name, "input", tooltip=[str(v)]) for v in graph.inputs if v.name not in graph.initializers
+        Block([v.name], "input", tooltip=[str(v)]) for v in graph.inputs if v.name not in graph.initializers
     ]  # others have defaults
-    blocks += [Block(n, "capture", tooltip=[f"{types.get(n, n)}, of the graph around"]) for n in captures]
-    producers = {b.title: i for i, b in enumerate(blocks)}
-    scopes: dict[tuple[str, ...], int] = {}
-    homes: list[int] = []
-    for node in graph.nodes:
-        scope = scope_of(node)
-        grouped = depth is not None and len(scope) >= depth
-        home = scopes.setdefault(scope[:depth], len(blocks)) if grouped else len(blocks)
-        if home == len(blocks):
-            kind, name = ("scope", "/".join(scope[:depth])) if grouped else ("node", "/".join(scope))
-            blocks.append(Block(name if grouped else node.op_type, kind, name))
-        blocks[home].nodes.append(node)
-        homes.append(home)
-        producers.update((n, home) for n in node.outputs if n)
-    for block in blocks:
-        _describe(block, types)
+    blocks += [Block([n], "capture", tooltip=[f"{types.get(n, n)}, of the graph around"]) for n in captures]
+    producers = {b.titles[0]: i for i, b in enumerate(blocks)}
+    for item in _opened(Outline(graph, hidden).items(), depth):
+        indices = (item,) if isinstance(item, int) else item.nodes
+        nodes = [graph.nodes[i] for i in indices if i not in hidden]
+        if isinstance(item, int) or item.kind == "stack":
+            block = Block([n.op_type for n in nodes], "node", nodes)
+        else:
+            times = f" × {len(item.items)}" if item.kind == "repeat" else ""
+            block = Block([f"{item.title}{times}"], "scope", nodes)
+        if nodes:
+            _describe(block, types)
+            producers.update((n, len(blocks)) for node in nodes for n in node.outputs if n)
+            blocks.append(block)
     edges: dict[tuple[int, int], list[str]] = {}
-
-    def join(name: str, end: int) -> None:
-        start = producers.get(name)
-        if start is not None and start != end and name not in edges.setdefault((start, end), []):
-            edges[start, end].append(name)
-
-    for node, home in zip(graph.nodes, homes, strict=True):
-        for name in node.reads:
-            join(name, home)
     for value in graph.outputs:
-        blocks.append(Block(value.name, "output", tooltip=[str(value)]))
-        join(value.name, len(blocks) - 1)
+        blocks.append(Block([value.name], "output", tooltip=[str(value)]))
+    for end, block in enumerate(blocks):
+        reads = block.titles if block.kind == "output" else [n for node in block.nodes for n in node.reads]
+        for name in dict.fromkeys(reads):
+            start = producers.get(name)
+            if start is not None and start != end:
+                edges.setdefault((start, end), []).append(name)
     return blocks, edges
 
 
 def _describe(block: Block, types: Mapping[str, str]) -> None:
-    """Set a block's tooltip; a scope of one node becomes the node."""
+    """Set a block's tooltip."""
     if block.kind == "scope":
         counts = Counter(n.op_type for n in block.nodes)
         block.tooltip = [f"{len(block.nodes)} nodes", *(f"{n} {count}" for n, count in counts.most_common(12))]
-        if len(block.nodes) == 1:
-            block.title, block.kind = block.nodes[0].op_type, "node"
-    for node in block.nodes[: 1 if len(block.nodes) == 1 else 0]:
-        block.tooltip = [str(node), *(f"{n} = {_short(v)}" for n, v in node.attributes.items())]
+        return
+    for node in block.nodes:
+        block.tooltip += [str(node), *(f"{n} = {_short(v)}" for n, v in node.attributes.items())]
         block.tooltip += [f"reads {types.get(n, n)}" for n in node.reads]
         block.tooltip += [f"writes {types.get(n, n)}" for n in node.outputs if n]
 
@@ -231,7 +239,11 @@ def _laid_out(
 
 
 def _drawn(block: Block, left: float, top: int) -> str:
-    title = block.title if len(block.title) <= MOST_LETTERS else f"…{block.title[1 - MOST_LETTERS :]}"
+    titles = [t if len(t) <= MOST_LETTERS else f"…{t[1 - MOST_LETTERS :]}" for t in block.titles]
+    rows = "".join(
+        f"<text x='{block.width / 2:.0f}' y='{HEIGHT * 2 // 3 + k * LINE}'>{escape(t)}</text>"
+        for k, t in enumerate(titles)
+    )
     label = f"<text class='type' x='{block.width / 2:.0f}' y='{block.height + 12}'>{escape(block.label)}</text>"
     hidden = any(node.graphs for node in block.nodes) and not block.clusters
     state = " open" if block.clusters else " closed" if hidden and block.kind == "node" else ""
@@ -239,7 +251,7 @@ def _drawn(block: Block, left: float, top: int) -> str:
         f"<g class='block {block.kind}{state}' transform='translate({left:.0f},{top})'>"
         f"<title>{escape(chr(10).join(block.tooltip))}</title>"
         f"<rect width='{block.width}' height='{block.height}' rx='5'/>"
-        f"<text x='{block.width / 2:.0f}' y='{HEIGHT * 2 // 3}'>{escape(title)}</text>{label}{_clusters(block)}</g>"
+        f"{rows}{label}{_clusters(block)}</g>"
     )
 
 

@@ -246,7 +246,7 @@ class Outline:
         return found
 
     def _returns(self, inside: Collection[int]) -> bool:
-        """Whether other nodes read what some nodes compute, and these read what those compute: then they are no block."""
+        """Whether some nodes read what others compute from their results: as one block, these would be a cycle."""
         after: set[str] = set()
         outside: set[str] = set()
         for i, node in enumerate(self.graph.nodes):

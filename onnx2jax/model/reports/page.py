@@ -1,4 +1,4 @@
-"""The graph as one interactive HTML page: facts of nodes and values as JSON, drawn in a browser by the script in view/."""
+"""The graph as an interactive HTML page: facts of nodes and values as JSON, drawn by the script in view/."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from ...checker.check import check_message
 from ...checker.report import Finding
-from ...errors import OnnxError
+from ...errors import InputTypeError, OnnxError
 from ...eval.abstract import Extents, abstract_values
 from ...eval.values import to_host
 from ...ir.graph import Function, Graph, Node, Reference
@@ -82,7 +82,7 @@ class Facts:
 
 def facts(
     model: Any,
-    inputs: Mapping[str, Any] | None,
+    inputs: Any,
     dims: Mapping[str, int] | None,
     profile: Profile | None,
     verification: Verification | None,
@@ -94,6 +94,10 @@ def facts(
     """
     notes = []
     costs = None
+    if inputs is not None and not isinstance(inputs, Mapping):
+        if len(model.inputs) != 1:
+            raise InputTypeError(f"inputs takes a dict by name: the model's are {[v.name for v in model.inputs]}")
+        inputs = {model.inputs[0].name: inputs}
     if inputs or dims:
         feeds_of(model, inputs or {}, dims or {}, abstract=True)  # raises for wrong names
     try:
@@ -115,7 +119,7 @@ def facts(
     size = sum(t.dtype.itemsize * int(np.prod(t.shape)) for t in model.types.values())
     if size > MOST_BYTES:
         notes.append(f"parameters of {size:,} bytes are not read, so they have no histograms")
-    types = inferred(model.graph)
+    types = _types(model, costs)
     return Facts(costs, findings, types, values, profile, verification, size <= MOST_BYTES, notes)
 
 
@@ -134,6 +138,16 @@ def page(model: Any, facts: Facts) -> str:
 
 def _file(name: str) -> str:
     return (files(__package__) / "view" / name).read_text(encoding="utf-8")
+
+
+def _types(model: Any, costs: Summary | None) -> dict[str, str]:
+    """The types of values that the file does not declare, as text by name, as far as they are known."""
+    if _declared(model.graph).keys() >= {*node_outputs(model.graph)}:
+        return {}
+    free = any(not isinstance(d, int) for v in (*model.inputs, *model.optional.values()) for d in v.shape or (None,))
+    if costs is not None and not free:
+        return {n: t for node in costs.nodes for n, t in node.outputs.items()}
+    return inferred(model.graph)
 
 
 def inferred(graph: Graph) -> dict[str, str]:
