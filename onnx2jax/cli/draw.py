@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import ModelError, UnsupportedError
 from ..model.convert import convert, open_model
 from ..model.model import Model
+from ..model.reports.page import by_position
 from ..model.spec import Spec
 from ..proto.origin import Origin
 from .inputs import add_inputs, filled, given, sized
@@ -74,7 +75,8 @@ def written(arguments: argparse.Namespace, path: Path) -> Path:
         raise CommandError("a picture shows the graph alone: write an .html page")
     with working("drawing"), sized(model, feeds):
         if arguments.profile:
-            shown["profile"] = model.profile(dict(feeds), calls=PROFILED)
+            args, named = by_position(model, feeds)
+            shown["profile"] = model.profile(*args, calls=PROFILED, **named)
         if arguments.verify:
             shown["verification"] = model.verify(feeds or None)
         return model.draw(path, inputs=feeds or None, **shown)

@@ -100,15 +100,20 @@ def facts(
         inputs = {model.inputs[0].name: inputs}
     if inputs or dims:
         feeds_of(model, inputs or {}, dims or {}, abstract=True)  # raises for wrong names
-    try:
-        costs = summary(model, inputs, dims)
-    except (OnnxError, NotImplementedError) as e:
-        notes.append(f"FLOPs and bytes are not known: {str(e).splitlines()[0]}")
+    nodes = [node for graph in model.graph.walk() for node in graph.nodes]
+    if unsupported := sorted({n.op_type for n in nodes if n.target is None}):
+        notes.append(f"Unsupported: {', '.join(unsupported)}")
+    else:
+        try:
+            costs = summary(model, inputs, dims)
+        except (OnnxError, NotImplementedError) as e:
+            notes.append(f"FLOPs and bytes are not known: {str(e).splitlines()[0]}")
     values: dict[str, Any] = {}
     if inputs:
-        random = {"rng": 0} if model.graph.draws else {}
         names = node_outputs(model.graph)
-        found = model.values(dict(inputs), names=names, **random) if names else {}
+        rng = 0 if model.graph.draws else None
+        args, named = by_position(model, inputs)
+        found = model.values(*args, names=names, rng=rng, **named) if names else {}
         values = {**inputs, **{n: to_host(v) for n, v in found.items()}}
     findings: Sequence[Finding] = ()
     if model.origin is not None:
@@ -138,6 +143,13 @@ def page(model: Any, facts: Facts) -> str:
 
 def _file(name: str) -> str:
     return (files(__package__) / "view" / name).read_text(encoding="utf-8")
+
+
+def by_position(model: Any, inputs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a call: by position as far as they are given in order, as a name may be that of an argument."""
+    required = [v.name for v in model.inputs]
+    first = required if inputs.keys() >= {*required} else []
+    return [inputs[n] for n in first], {n: v for n, v in inputs.items() if n not in first}
 
 
 def _types(model: Any, costs: Summary | None) -> dict[str, str]:
@@ -256,7 +268,7 @@ class _Page:
         for k in hidden:
             self.nodes[first + k]["folded"] = True
         for k, node in enumerate(graph.nodes):
-            bodies = [(name, body) for name, body in named_graphs(node)]
+            bodies = sorted(named_graphs(node), key=lambda pair: pair[0] == "else_branch")  # then_branch is first
             if isinstance(node.target, Function):
                 self.nodes[first + k]["graphs"] = [("", self._graph(node.target.body, {}, {}))]
             elif bodies:

@@ -13,7 +13,8 @@ const dot = kind => `<i class="dot" style="background:var(--${kind})"></i>`
 // ---------------------------------------------------------------- values
 
 /** Names that are drawn in each graph, their readers and the names of outputs. */
-const facts = graphs.map((graph, g) => {
+const facts = graphs.map(graph => {
+  Object.setPrototypeOf(graph.values, null)  // a value may be called constructor
   const drawn = new Set, readers = new Map, producers = new Map, outputs = new Set
   for (const item of graph.items) {
     if (item.kind === 'input') item.values.forEach(n => drawn.add(n))

@@ -88,7 +88,11 @@ function index() {
 let hits = [], cursor = 0
 function seek() {
   const text = $('search').value.trim().toLowerCase(), words = text.split(/\s+/)
-  const rank = e => (e.title.toLowerCase() === text ? 0 : e.name.toLowerCase() === text ? 1 : e.title.toLowerCase().startsWith(text) ? 2 : e.name.toLowerCase().startsWith(text) ? 3 : 4)
+  const rank = e => {  // equal, then as a beginning; the whole name or its last part
+    const title = e.title.toLowerCase(), name = e.name.toLowerCase(), last = name.slice(name.lastIndexOf('/') + 1)
+    const tests = [title === text, name === text || last === text, title.startsWith(text), name.startsWith(text) || last.startsWith(text)]
+    return tests.includes(true) ? tests.indexOf(true) : tests.length
+  }
   hits = text ? index().filter(e => words.every(w => e.text.includes(w))).map((e, k) => [rank(e), k, e]).sort((a, b) => a[0] - b[0] || a[1] - b[1]).map(h => h[2]) : []
   cursor = 0
   hint()
