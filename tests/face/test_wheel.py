@@ -15,6 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from onnx2jax import __version__
+from onnx2jax.model.reports.page import SCRIPTS
 from tests.support.helpers import ROOT
 
 DATA = {
@@ -22,6 +23,7 @@ DATA = {
     "data/counting/model.onnx",
     "data/counting/tokenizer.json",
     "data/counting/tokenizer_config.json",
+    *(f"model/reports/view/{name}" for name in ("page.html", "page.css", *SCRIPTS)),
     "data/digits.onnx",
     "data/digits_samples.npz",
     "proto/onnx.proto",

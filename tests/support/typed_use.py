@@ -59,7 +59,7 @@ def change_and_see() -> None:
     assert_type(model.values(IMAGES, names=["relu*"]), dict[str, Any])
     assert_type(model.explain(), str)
     assert_type(model.explain_call(IMAGES), str)
-    assert_type(model.draw("digits.html"), Path)
+    assert_type(model.draw("digits.html", inputs={"image": IMAGES}, dims={"batch": 2}), Path)
     assert_type(model.verify(against="onnxruntime").ok, bool)
     assert_type(onnx2jax.check(onnx2jax.demo_model()).ok, bool)
     assert_type(onnx2jax.cost(onnx2jax.demo_model(), {"data": 1}, compiled=False), onnx2jax.Cost)

@@ -39,17 +39,17 @@ MOST_BYTES: Final = 1 << 31
 EXTENTS: Final = 1009
 """Free extents are prime numbers from here on, in two evaluations, to recognise them in the shapes of inner values."""
 FAMILIES: Final = {
-    "product": "conv linalg attention recurrent microsoft.attention microsoft.decoder microsoft.fused microsoft.moe "
-    "microsoft.paged microsoft.ragged microsoft.recurrent microsoft.weights microsoft.blocks microsoft.grouped",
+    "product": "conv linalg recurrent attention microsoft.recurrent microsoft.attention microsoft.paged "
+    "microsoft.weights",
     "activation": "activation",
     "norm": "norm",
     "pool": "pool reduce resize vision",
     "shape": "shape indexing cast sequence padded microsoft.tensors",
-    "arithmetic": "elementwise signal loss",
+    "arithmetic": "elementwise signal loss microsoft.fused",
     "quant": "quant qonnx microsoft.quant",
     "control": "control random",
 }
-"""Kinds of operators, which have a colour each, by the modules that define them; others are "other"."""
+"""Kinds of operators, which have a colour each, by the modules that define them, or their traits and names."""
 SCRIPTS: Final = ("layout.js", "graph.js", "draw.js", "panel.js", "page.js")
 """The files of the page's script, in order."""
 _KINDS: Final = {module: kind for kind, modules in FAMILIES.items() for module in modules.split()}
@@ -361,7 +361,8 @@ class _Page:
         target = node.target
         if isinstance(target, Operator) and target.function is not None:
             function = inspect.unwrap(target.function)
-            entry["kind"] = _KINDS.get(function.__module__.partition(".ops.")[2], "other")
+            kind = _KINDS.get(function.__module__.partition(".ops.")[2], "other")
+            entry["kind"] = "product" if target.product else "norm" if "Norm" in node.op_type else kind
             entry |= {"since": target.since, "inputs": target.inputs, "signature": _signature(target)}
             if target.variadic:
                 entry["variadic"] = target.variadic

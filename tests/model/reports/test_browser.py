@@ -57,6 +57,8 @@ everything(false)
 states.closed = look()
 press(block('layer.0 … layer.11'))
 states.opened = look()
+press(block('layer.0 … layer.11'), at.x + 100 * at.k, at.y + 999 * at.k)
+states.inside = look()
 press(block('mlp'))
 const step = view.querySelector('[data-step="1"]')
 press(step)
@@ -148,9 +150,9 @@ def test_layers_alike_are_drawn_once(states: dict[str, Any]) -> None:
 
 
 def test_a_click_opens_a_scope(states: dict[str, Any]) -> None:
-    """Its heading's arrows show another of the layers."""
+    """A click inside shows what it holds; its heading's arrows show another of the layers."""
     assert states["opened"]["titles"][3:6] == ["MatMul, Add", "mlp", "Add"]
-    assert states["opened"]["panel"] == "layer.0 … layer.11 × 12"
+    assert (states["opened"]["panel"], states["inside"]["panel"]) == ("", "layer.0 … layer.11 × 12")
     assert states["step"] == {"layer": [1], "headings": ["2 of 12"]}
 
 

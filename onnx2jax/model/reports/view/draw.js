@@ -56,7 +56,7 @@ const drawnInside = block => block.edges.map(edge => `<path class="edge${edge.ba
 function labelOf(b) {
   if (b.kind === 'output') return ''
   const types = [...new Set(io(b.item, b.g).writes.map(n => shape(typeOf(n, b.g).type)).filter(Boolean))]
-  return types.length ? cut(types[0], 30) + (types.length > 1 ? ` +${types.length - 1}` : '') : ''
+  return types.length ? short(types[0], 30) + (types.length > 1 ? ` +${types.length - 1}` : '') : ''
 }
 function labelled(b) {
   const text = labelOf(b)
@@ -65,7 +65,7 @@ function labelled(b) {
 const chevron = (x, y, open) => `<path class="chevron" d="${open ? `M${x - 4} ${y - 2}l4 4l4 -4` : `M${x - 2} ${y - 4}l4 4l-4 4`}"/>`
 
 function drawn(b) {
-  const at = `data-id="${b.id}" transform="translate(${f(b.x)},${f(b.y)})"`, {w, h} = b
+  const at = `data-id="${b.id}" transform="translate(${f(b.x)},${f(b.y)})"`, {w} = b, h = b.h - (b.kind === 'repeat' && !b.open ? SHEETS : 0)
   const trouble = troubles(b.leaves)
   const spot = trouble && !b.open ? `<circle class="mark" cx="${f(w - 2)}" cy="2" r="5" fill="var(--${trouble})"/>` : ''
   if (b.kind === 'input' || b.kind === 'output')
@@ -73,7 +73,7 @@ function drawn(b) {
   if (b.open) {
     const name = `<text class="name" x="30" y="20">${escaped(cut(b.title, 60))}</text>`
     const many = b.kind === 'repeat' ? stepper(b) : ''
-    return `<g class="block group" ${at}><rect class="card" width="${f(w)}" height="${f(h)}" rx="12"/>${chevron(16, 16, true)}${name}${many}${drawnInside(b)}</g>`
+    return `<g class="block group" ${at}><rect class="card" width="${f(w)}" height="${f(h)}" rx="12"/>${drawnInside(b)}${chevron(16, 16, true)}${name}${many}</g>`
   }
   const {fill, text} = tint(b.leaves)
   if (b.rows.length) {
@@ -89,16 +89,20 @@ function drawn(b) {
     return `<g class="block" ${at}><rect class="card" width="${f(w)}" height="${h}" rx="8"/>${rows}${b.opens ? chevron(w - 14, ROW / 2, false) : ''}${spot}</g>`
   }
   const sheets = b.kind === 'repeat' ? [8, 4].map(d => `<rect class="sheet" x="${d}" y="${d}" width="${f(w)}" height="${h}" rx="9"/>`).join('') : ''
-  const badge = b.kind === 'repeat' ? times(w - 46, 9, b.item.items.length) : ''
+  const badge = b.kind === 'repeat' ? times(w - 10, 9, b.item.items.length) : ''
   return `<g class="block" ${at}>${sheets}<rect class="card" width="${f(w)}" height="${h}" rx="9"${fill ? ` style="fill:${fill}"` : ''}/>${chevron(16, 18, false)}`
     + `<text class="name" x="30" y="22">${escaped(b.text)}</text><text class="soft" x="30" y="38">${escaped(text ? `${text} · ${b.sub}` : b.sub)}</text>${badge}${composition(b, w, h)}${spot}</g>`
 }
-const times = (x, y, n) => `<rect class="chip" x="${f(x)}" y="${y}" width="36" height="18" rx="9"/><text class="badge" x="${f(x + 18)}" y="${y + 13}">× ${n}</text>`
+/** A chip with a count that ends at x. */
+function times(x, y, n) {
+  const w = textWidth(`× ${n}`, '650 11px system-ui, sans-serif') + 16
+  return `<rect class="chip" x="${f(x - w)}" y="${y}" width="${f(w)}" height="18" rx="9"/><text class="badge" x="${f(x - w / 2)}" y="${y + 13}">× ${n}</text>`
+}
 function stepper(b) {
   const right = b.w - 12, count = b.item.items.length
   const step = (x, text, by) => `<g class="step" data-step="${by}"><rect x="${f(x)}" y="6" width="22" height="20" rx="6"/><text x="${f(x + 8)}" y="20">${text}</text></g>`
   return step(right - 22, '›', 1) + step(right - 116, '‹', -1) + `<text class="soft" x="${f(right - 58)}" y="20" style="text-anchor:middle">${b.layer + 1} of ${count}</text>`
-    + times(right - 160, 7, count)
+    + times(right - 124, 7, count)
 }
 function composition(b, w, h) {
   const counts = new Map
@@ -117,7 +121,7 @@ function legend() {
     : [...new Set(nodes.filter(n => !n.folded).map(n => operators[n.type].kind))].sort().map(k => [k, LEGEND[k] ?? k])
   $('legend').innerHTML = rows.map(([kind, text]) => `<span>${dot(kind)}${escaped(text)}</span>`).join('')
 }
-const LEGEND = {product: 'products', norm: 'normalisation', pool: 'pooling, reduction', shape: 'shapes, indexing', quant: 'quantisation'}
+const LEGEND = {product: 'products, recurrence', norm: 'normalisation', pool: 'pooling, reduction', shape: 'shapes, indexing', quant: 'quantisation'}
 
 // ---------------------------------------------------------------- view
 

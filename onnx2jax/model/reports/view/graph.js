@@ -4,7 +4,7 @@ const data = JSON.parse(document.getElementById('data').textContent)
 const {nodes, graphs, operators} = data
 const $ = id => document.getElementById(id)
 const sheet = $('sheet'), view = $('view'), panel = $('panel'), map = $('map')
-const ROW = 26, HEAD = 30, PAD = 18, SPACE = 44, PILL = 24, FIRST = 28
+const ROW = 26, HEAD = 30, PAD = 18, SPACE = 44, PILL = 24, SHEETS = 8, FIRST = 28
 const escaped = text => String(text).replace(/[&<>"']/g, c => `&#${c.charCodeAt(0)};`)
 const kindOf = i => operators[nodes[i].type].kind
 const opOf = i => operators[nodes[i].type].name
@@ -72,6 +72,7 @@ function textWidth(text, font = '12.5px system-ui, sans-serif') {
   return widths.get(key)
 }
 const cut = (text, most) => text.length > most ? `…${text.slice(1 - most)}` : text
+const short = (text, most) => text.length > most ? `${text.slice(0, most - 1)}…` : text
 const shape = type => {
   const found = /^(\w+)\[(.*)\]$/.exec(type ?? '')
   if (!found) return type ?? ''
@@ -141,8 +142,8 @@ class Block {
       this.w = Math.max(92, Math.max(...wide) + 32 + (this.opens ? 18 : 0)), this.h = ROW * this.rows.length
     } else {
       this.text = cut(this.title, 40), this.sub = this.about()
-      const badge = this.kind === 'repeat' ? 44 : 0
-      this.w = Math.max(132, textWidth(this.text, '600 12.5px system-ui, sans-serif') * 1.04 + 46 + badge, textWidth(this.sub, '11px system-ui, sans-serif') + 46), this.h = 54
+      const badge = this.kind === 'repeat' ? 56 : 0
+      this.w = Math.max(132, textWidth(this.text, '600 12.5px system-ui, sans-serif') * 1.04 + 46 + badge, textWidth(this.sub, '11px system-ui, sans-serif') + 46), this.h = 54 + (badge && SHEETS)
     }
   }
   about() {
@@ -195,7 +196,7 @@ function layout(block) {
   const has = rank => [...ports.values()].some(p => p.rank === rank), side = rim ? PAD : 0
   const top = rim ? HEAD + 14 - (has('first') ? SPACE : 0) : 0
   children.forEach((c, i) => { c.x = done.at[i].x + side + beside(i), c.y = done.at[i].y + top })
-  block.w = Math.max(done.w + 2 * side, rim ? textWidth(block.title, '600 12.5px system-ui, sans-serif') * 1.04 + (repeat ? 190 : 80) : 0)
+  block.w = Math.max(done.w + 2 * side, rim ? textWidth(block.title, '600 12.5px system-ui, sans-serif') * 1.04 + (repeat ? 220 : 80) : 0)
   const shift = (block.w - 2 * side - done.w) / 2
   children.forEach(c => { c.x += shift })
   block.h = done.h + top + (rim ? 28 - (has('last') ? SPACE : 0) : 0)

@@ -108,7 +108,7 @@ function hint() {
 
 // ---------------------------------------------------------------- events
 
-function clicked(target) {
+function clicked({target, x, y}) {
   const g = target.closest('.block'), step = target.closest('.step'), row = target.closest('.row')
   if (!g) return choose(null)
   const b = blocks.get(g.dataset.id)
@@ -118,11 +118,12 @@ function clicked(target) {
     return toggle(b.id, true), choose({block: b.id})
   }
   if (b.kind === 'input' || b.kind === 'output') return choose({port: b.id})
-  if (b.opens && !b.inner.length) {
-    choose(innerWidth > 640 ? {block: b.id} : null)
+  if (b.opens) {
+    const what = b.inner.length ? {node: b.node} : {block: b.id}, heading = (y - at.y) / at.k - b.absolute.y < HEAD
+    if (b.open && !heading) return choose(what)
+    if (!panel.hidden) choose(what)
     return toggle(b.id)
   }
-  if (b.opens) { choose({node: b.node}); return toggle(b.id) }
   choose({node: row ? +row.dataset.node : b.rows[0]})
 }
 const pointers = new Map
@@ -151,7 +152,7 @@ addEventListener('pointermove', e => {
 const lift = e => {
   if (!pointers.delete(e.pointerId)) return
   sheet.classList.remove('drag')
-  if (pressed && !pressed.moved && e.type === 'pointerup') clicked(pressed.target)
+  if (pressed && !pressed.moved && e.type === 'pointerup') clicked(pressed)
   if (!pointers.size) pressed = null
 }
 addEventListener('pointerup', lift), addEventListener('pointercancel', lift)
@@ -234,6 +235,14 @@ $('colour').addEventListener('change', () => { mode = $('colour').value; draw() 
 $('model').innerHTML = `<b>${escaped(data.title)}</b><span>${nodes.length.toLocaleString('en')} nodes · ${number(data.parameters)} parameters${data.flops ? ` · ${number(data.flops)} FLOPs` : ''}</span>`
 build(), opening(FIRST), draw()
 dark(matchMedia('(prefers-color-scheme: dark)').matches)
-Object.assign(at, aim(whole(), innerWidth > 640 ? 0.85 : 0.6)), look()
+Object.assign(at, beginning()), look()
+/** The first view: all of a small graph, else its width and upper end, at a scale at which one can read. */
+function beginning() {
+  const narrow = innerWidth <= 640, least = narrow ? 0.5 : 0.6, r = room()
+  const goal = aim(whole(), Math.max(least, Math.min(0.85, r.w / root.w)))
+  const first = blocks.get('/0')
+  if (root.w * goal.k > r.w && first) goal.x = r.x + r.w / 2 - (first.x + first.w / 2) * goal.k
+  return goal
+}
 const differing = nodes.findIndex(n => n.differs)
 if (differing >= 0) goTo(differing)

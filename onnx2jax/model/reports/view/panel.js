@@ -40,7 +40,7 @@ function figuresOf(v) {
 function paint(canvas) {
   const {width, height, signed, data} = JSON.parse(canvas.dataset.picture), bytes = Uint8Array.from(atob(data), c => c.charCodeAt(0))
   canvas.width = width, canvas.height = height
-  const wide = Math.min(324, Math.max(120, width * 5))
+  const wide = Math.min(324, Math.max(120, width * 8))
   canvas.style.width = `${wide}px`, canvas.style.height = `${Math.max(14, Math.min(220, wide * height / width))}px`
   const ink = canvas.getContext('2d'), image = ink.createImageData(width, height)
   bytes.forEach((v, k) => {
@@ -117,4 +117,4 @@ function aboutModel() {
     + (Object.keys(data.metadata).length ? `<h3>Metadata</h3>${list(Object.entries(data.metadata))}` : '')
 }
 const KEYS = [['/', 'search'], ['f', 'fit the graph'], ['+ −', 'zoom'], ['arrows', 'move; from a node to its neighbours'], ['Enter', 'open or close the block'], ['e c', 'open, close everything'], ['i', 'about the model'], ['t', 'light or dark'], ['Esc', 'close the panel']]
-const aboutKeys = () => `<h2>Keys</h2>${KEYS.map(([k, what]) => `<p><kbd>${k}</kbd> ${what}</p>`).join('')}<p class="soft">Click a scope to open it, its heading to close it. Drag to move, turn the wheel or pinch to zoom.</p>`
+const aboutKeys = () => `<h2>Keys</h2>${KEYS.map(([k, what]) => `<p><kbd>${k}</kbd> ${what}</p>`).join('')}<p class="soft">A click opens a scope, on its heading closes it, and inside shows what it holds. Drag to move, turn the wheel or pinch to zoom.</p>`
