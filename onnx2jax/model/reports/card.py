@@ -12,6 +12,8 @@ from ...proto.types import TensorType
 
 SHOWN: Final = 8
 """Rows of a table."""
+MOST_LETTERS: Final = 2_000_000
+"""Of a page in a notebook, whose file keeps it."""
 FRAME: Final = "width:100%;height:560px;border:1px solid #8884;border-radius:8px"
 
 
@@ -27,16 +29,19 @@ def card(model: Any, stages: Sequence[Sequence[str]], page: str) -> str:
     arrays = sorted(analysis.parameters(graph).items(), key=lambda item: -item[1].nbytes)
     weights = [(n, str(TensorType(v.dtype, v.shape)), f"{v.nbytes:,}") for n, v in arrays]
     total = sum(v.nbytes for _, v in arrays)
+    shown = "<p>The graph is too large for a notebook: <code>model.draw('page.html')</code></p>"
+    if len(page) <= MOST_LETTERS:
+        shown = f"<iframe srcdoc='{escape(page)}' sandbox='allow-scripts' title='graph' style='{FRAME}'></iframe>"
     parts = [
         f"<b>Model {escape(graph.name)}</b> ({escape(_opsets(model))})",
+        shown,
         _table("signature", values),
         _table(f"{sum(n for _, n in operators)} nodes", [(n, str(count)) for n, count in operators]),
         _table(f"{len(arrays)} parameters, {total:,} bytes", weights),
     ]
     if len(stages) > 1:
         parts.append(_table("stages", [row[:3] for row in stages]))
-    frame = f"<iframe srcdoc='{escape(page)}' sandbox='allow-scripts' title='graph' style='{FRAME}'></iframe>"
-    return f"<div>{''.join(parts)}{frame}</div>"
+    return f"<div>{''.join(parts)}</div>"
 
 
 def described(model: Any) -> str:

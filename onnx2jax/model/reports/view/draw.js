@@ -7,7 +7,7 @@ const MODES = {
   seconds: {name: 'time', has: () => data.time, of: list => total(list, 'seconds'), text: seconds},
   flops: {name: 'FLOPs', has: () => data.flops, of: list => total(list, 'flops'), text: number},
   bytes: {name: 'bytes', has: () => data.flops !== undefined, of: list => total(list, 'bytes'), text: number},
-  parameters: {name: 'parameters', has: () => data.flops !== undefined && data.parameters, of: list => total(list, 'parameters'), text: number},
+  parameters: {name: 'parameters', has: () => data.flops && data.parameters, of: list => total(list, 'parameters'), text: number},
   sharding: {name: 'shardings', has: () => data.mesh},
 }
 const HUES = ['product', 'arithmetic', 'norm', 'activation', 'pool', 'quant', 'control', 'port']
@@ -28,7 +28,8 @@ function tint(list) {
   }
   if (!of) return {}
   const value = of(list)
-  return {fill: value ? `color-mix(in srgb, var(--hot) ${f(72 * Math.sqrt(value / hottest))}%, var(--card))` : null, text: value ? text(value) : ''}
+  const heat = value && `color-mix(in srgb, var(--hot) ${f(72 * Math.sqrt(value / hottest))}%, var(--card))`
+  return {fill: heat || null, text: value ? text(value) : ''}
 }
 const troubles = list => list.some(i => nodes[i].differs || nodes[i].findings?.some(x => x.severity === 'error')) ? 'bad'
   : list.some(i => nodes[i].findings || nodes[i].outputs.some(n => graphs[nodes[i].graph].values[n]?.figures?.nan)) ? 'warn' : ''
@@ -49,8 +50,14 @@ function draw() {
   legend()
   mark()
 }
-const drawnInside = block => block.edges.map(edge => `<path class="edge${edge.back ? ' back' : ''}" d="${curve(edge)}"/>`).join('')
-  + block.children.map(drawn).join('') + block.children.map(labelled).join('')
+const elementOf = id => id === '' ? view : view.querySelector(`[data-id="${CSS.escape(id)}"]`)
+const text = (x, y, words, kind) => tag('text', {x, y, class: kind}, escaped(words))
+const box = (attributes, kind = 'card') => tag('rect', {class: kind, ...attributes})
+const drawnInside = block => [
+  ...block.edges.map(edge => tag('path', {class: edge.back ? 'edge back' : 'edge', d: curve(edge)})),
+  ...block.children.map(drawn),
+  ...block.children.map(b => labelOf(b) && text(b.x + b.w / 2, b.y + b.h + 15, labelOf(b), 'label')),
+].join('')
 
 /** The types of what a block computes, in a few words. */
 function labelOf(b) {
@@ -58,60 +65,62 @@ function labelOf(b) {
   const types = [...new Set(io(b.item, b.g).writes.map(n => shape(typeOf(n, b.g).type)).filter(Boolean))]
   return types.length ? short(types[0], 30) + (types.length > 1 ? ` +${types.length - 1}` : '') : ''
 }
-function labelled(b) {
-  const text = labelOf(b)
-  return text && `<text class="label" x="${f(b.x + b.w / 2)}" y="${f(b.y + b.h + 15)}">${escaped(text)}</text>`
+function chevron(x, y, open) {
+  const d = open ? `M${f(x - 4)} ${y - 2}l4 4l4 -4` : `M${f(x - 2)} ${y - 4}l4 4l-4 4`
+  return tag('path', {class: 'chevron', d})
 }
-const chevron = (x, y, open) => `<path class="chevron" d="${open ? `M${x - 4} ${y - 2}l4 4l4 -4` : `M${x - 2} ${y - 4}l4 4l-4 4`}"/>`
 
 function drawn(b) {
-  const at = `data-id="${b.id}" transform="translate(${f(b.x)},${f(b.y)})"`, {w} = b, h = b.h - (b.kind === 'repeat' && !b.open ? SHEETS : 0)
+  const attributes = {'data-id': b.id, transform: `translate(${f(b.x)},${f(b.y)})`}, {w, h} = b
   const trouble = troubles(b.leaves)
-  const spot = trouble && !b.open ? `<circle class="mark" cx="${f(w - 2)}" cy="2" r="5" fill="var(--${trouble})"/>` : ''
-  if (b.kind === 'input' || b.kind === 'output')
-    return `<g class="block port" ${at}><rect class="card" width="${f(w)}" height="${h}" rx="12"/><text x="15" y="16.5">${escaped(b.text)}</text></g>`
+  const spot = trouble ? tag('circle', {class: 'mark', cx: w - 2, cy: 2, r: 5, fill: `var(--${trouble})`}) : ''
+  if (isPort(b)) return tag('g', {class: 'block port', ...attributes}, box({width: w, height: h, rx: 12}), text(15, 16.5, b.text))
   if (b.open) {
-    const name = `<text class="name" x="30" y="20">${escaped(cut(b.title, 60))}</text>`
-    const many = b.kind === 'repeat' ? stepper(b) : ''
-    return `<g class="block group" ${at}><rect class="card" width="${f(w)}" height="${f(h)}" rx="12"/>${drawnInside(b)}${chevron(16, 16, true)}${name}${many}</g>`
+    const parts = [chevron(16, 16, true), text(30, 20, cut(b.title, 60), 'name'), b.kind === 'repeat' ? stepper(b) : '']
+    return tag('g', {class: 'block group', ...attributes}, box({width: w, height: h, rx: 12}), drawnInside(b), ...parts)
   }
-  const {fill, text} = tint(b.leaves)
-  if (b.rows.length) {
-    const rows = b.rows.map((i, k) => {
-      const own = b.rows.length > 1 ? tint([i]) : {fill, text}
-      const y = k * ROW, aside = own.text || b.details[k], rounded = b.rows.length === 1 ? 8 : 0
-      return `<g class="row" data-node="${i}" style="--kind:var(--${kindOf(i)})"><rect class="hit" x="0.7" y="${y + 0.7}" width="${f(w - 1.4)}" height="${ROW - 1.4}" rx="${rounded || 6}"${own.fill ? ` style="fill:${own.fill}"` : ''}/>`
-        + `<rect x="8" y="${y + 7}" width="4" height="${ROW - 14}" rx="2" class="stripe"/>`
-        + `<text class="name" x="20" y="${y + 17.5}">${escaped(opOf(i))}</text>`
-        + (aside ? `<text class="${own.text ? '' : 'soft '}end" x="${f(w - (b.opens ? 26 : 11))}" y="${y + 17}">${escaped(aside)}</text>` : '')
-        + (k ? `<path class="rule" d="M8 ${y}H${f(w - 8)}"/>` : '') + '</g>'
-    }).join('')
-    return `<g class="block" ${at}><rect class="card" width="${f(w)}" height="${h}" rx="8"/>${rows}${b.opens ? chevron(w - 14, ROW / 2, false) : ''}${spot}</g>`
-  }
-  const sheets = b.kind === 'repeat' ? [8, 4].map(d => `<rect class="sheet" x="${d}" y="${d}" width="${f(w)}" height="${h}" rx="9"/>`).join('') : ''
-  const badge = b.kind === 'repeat' ? times(w - 10, 9, b.item.items.length) : ''
-  return `<g class="block" ${at}>${sheets}<rect class="card" width="${f(w)}" height="${h}" rx="9"${fill ? ` style="fill:${fill}"` : ''}/>${chevron(16, 18, false)}`
-    + `<text class="name" x="30" y="22">${escaped(b.text)}</text><text class="soft" x="30" y="38">${escaped(text ? `${text} · ${b.sub}` : b.sub)}</text>${badge}${composition(b, w, h)}${spot}</g>`
+  return tag('g', {class: 'block', ...attributes}, b.rows.length ? rowsOf(b) : closedGroup(b), spot)
+}
+function rowsOf(b) {
+  const {w, h} = b
+  const rows = b.rows.map((i, k) => {
+    const {fill, text: value} = tint([i]), y = k * ROW, aside = value || b.details[k]
+    const hit = {x: 0.7, y: y + 0.7, width: w - 1.4, height: ROW - 1.4, rx: b.rows.length > 1 ? 6 : 8}
+    return tag('g', {class: 'row', 'data-node': i, style: `--kind:var(--${kindOf(i)})`},
+      box({...hit, style: fill && `fill:${fill}`}, 'hit'), box({x: 8, y: y + 7, width: 4, height: ROW - 14, rx: 2}, 'stripe'),
+      text(20, y + 17.5, opOf(i), 'name'), aside ? text(w - (b.opens ? 26 : 11), y + 17, aside, value ? 'end' : 'soft end') : '',
+      k ? tag('path', {class: 'rule', d: `M8 ${y}H${f(w - 8)}`}) : '')
+  })
+  return box({width: w, height: h, rx: 8}) + rows.join('') + (b.opens ? chevron(w - 14, ROW / 2, false) : '')
+}
+function closedGroup(b) {
+  const {w} = b, repeat = b.kind === 'repeat', h = b.h - (repeat ? SHEETS : 0), {fill, text: value} = tint(b.all)
+  const sheets = repeat ? [SHEETS, SHEETS / 2].map(d => box({x: d, y: d, width: w, height: h, rx: 9}, 'sheet')) : []
+  return sheets.join('') + box({width: w, height: h, rx: 9, style: fill && `fill:${fill}`}) + chevron(16, 18, false)
+    + text(30, 22, b.text, 'name') + text(30, 38, value ? `${value} · ${b.sub}` : b.sub, 'soft')
+    + (repeat ? times(w - 10, 9, b.item.items.length) : '') + composition(b, w, h)
 }
 /** A chip with a count that ends at x. */
 function times(x, y, n) {
   const w = textWidth(`× ${n}`, '650 11px system-ui, sans-serif') + 16
-  return `<rect class="chip" x="${f(x - w)}" y="${y}" width="${f(w)}" height="18" rx="9"/><text class="badge" x="${f(x - w / 2)}" y="${y + 13}">× ${n}</text>`
+  return box({x: x - w, y, width: w, height: 18, rx: 9}, 'chip') + text(x - w / 2, y + 13, `× ${n}`, 'badge')
 }
+/** The heading of a repeat: its number of layers, and arrows from one layer to the next. */
 function stepper(b) {
   const right = b.w - 12, count = b.item.items.length
-  const step = (x, text, by) => `<g class="step" data-step="${by}"><rect x="${f(x)}" y="6" width="22" height="20" rx="6"/><text x="${f(x + 8)}" y="20">${text}</text></g>`
-  return step(right - 22, '›', 1) + step(right - 116, '‹', -1) + `<text class="soft" x="${f(right - 58)}" y="20" style="text-anchor:middle">${b.layer + 1} of ${count}</text>`
+  const step = (x, arrow, by) => tag('g', {class: 'step', 'data-step': by}, box({x, y: 6, width: 22, height: 20, rx: 6}, ''), text(x + 8, 20, arrow))
+  return step(right - 22, '›', 1) + step(right - 116, '‹', -1) + text(right - 58, 20, `${b.layer + 1} of ${count}`, 'soft middle')
     + times(right - 124, 7, count)
 }
+/** The kinds of operators in a group, as a bar. */
 function composition(b, w, h) {
   const counts = new Map
   for (const i of b.leaves) counts.set(kindOf(i), (counts.get(kindOf(i)) ?? 0) + 1)
   let x = 12
   return [...counts].sort((a, c) => c[1] - a[1]).map(([kind, n]) => {
-    const wide = (w - 24) * n / b.leaves.length, part = `<rect x="${f(x)}" y="${h - 10}" width="${f(Math.max(1, wide - 1))}" height="4" rx="1.5" style="fill:var(--${kind})"/>`
+    const wide = (w - 24) * n / b.leaves.length
     x += wide
-    return part
+    return tag('rect', {x: x - wide, y: h - 10, width: Math.max(1, wide - 1), height: 4, rx: 1.5, style: `fill:var(--${kind})`})
   }).join('')
 }
 function legend() {
@@ -121,7 +130,9 @@ function legend() {
     : [...new Set(nodes.filter(n => !n.folded).map(n => operators[n.type].kind))].sort().map(k => [k, LEGEND[k] ?? k])
   $('legend').innerHTML = rows.map(([kind, text]) => `<span>${dot(kind)}${escaped(text)}</span>`).join('')
 }
-const LEGEND = {product: 'products, recurrence', norm: 'normalisation', pool: 'pooling, reduction', shape: 'shapes, indexing', quant: 'quantisation'}
+const LEGEND = {
+  product: 'products, recurrence', norm: 'normalisation', pool: 'pooling, reduction', shape: 'shapes, indexing', quant: 'quantisation',
+}
 
 // ---------------------------------------------------------------- view
 
@@ -135,7 +146,8 @@ function look() {
 /** The part of the window that nothing covers. */
 function room() {
   const narrow = innerWidth <= 640, side = panel.hidden || narrow ? 0 : 372
-  return {x: 16, y: narrow ? 108 : 74, w: innerWidth - 32 - side, h: innerHeight - (narrow ? 160 : 110) - (narrow && !panel.hidden ? innerHeight * 0.5 : 0)}
+  const below = narrow && !panel.hidden ? innerHeight * 0.5 : 0
+  return {x: 16, y: narrow ? 108 : 74, w: innerWidth - 32 - side, h: innerHeight - (narrow ? 160 : 110) - below}
 }
 function aim({x, y, w, h}, least = 0, most = 1.1) {
   const r = room(), k = Math.max(least, Math.min(most, r.w / w, r.h / h))
@@ -173,7 +185,8 @@ function drawMap() {
     if (b === root) return
     const {x, y} = b.absolute
     ink.globalAlpha = b.open ? 0.12 : 0.75
-    ink.fillStyle = style.getPropertyValue(b.open ? '--ink' : b.kind === 'input' || b.kind === 'output' ? '--port' : b.rows.length ? `--${kindOf(b.rows[0])}` : '--soft')
+    const hue = b.open ? 'ink' : isPort(b) ? 'port' : b.rows.length ? kindOf(b.rows[0]) : 'soft'
+    ink.fillStyle = style.getPropertyValue(`--${hue}`)
     ink.fillRect(left + x * scale, top + y * scale, Math.max(1, b.w * scale), Math.max(1, b.h * scale))
   })
   ink.globalAlpha = 1, ink.strokeStyle = style.getPropertyValue('--accent'), ink.lineWidth = 1.5
@@ -194,22 +207,28 @@ function toggle(id, open = !opened.has(id)) {
   draw(), look()
   if (now && open) {
     const r = room(), x = now.x * at.k + at.x, y = now.y * at.k + at.y
-    if (x < r.x || y < r.y || x + now.w * at.k > r.x + r.w || y + now.h * at.k > r.y + r.h) fly(aim(now, Math.min(at.k, 0.55), Math.max(at.k, 0.4)))
+    const inside = x >= r.x && y >= r.y && x + now.w * at.k <= r.x + r.w && y + now.h * at.k <= r.y + r.h
+    if (!inside) fly(aim(now, Math.min(at.k, 0.55), Math.max(at.k, 0.4)))
   }
 }
-/** Opens scopes while the blocks of the view are few. */
+/** Opens scopes, level by level and the smaller ones first, while the blocks of the view are few; parts all or none. */
 function opening(most) {
+  const inside = b => {
+    opened.add(b.id)
+    const count = new Block(b.item, b.parent, b.id, b.g, b.env).children.length
+    opened.delete(b.id)
+    return count - 1
+  }
   for (;;) {
-    const closed = [...blocks.values()].filter(b => b.opens && !b.open)
-    const least = Math.min(...closed.map(b => b.id.split('/').length))
-    const level = closed.filter(b => b.id.split('/').length === least)
-    const size = [...blocks.values()].filter(b => !b.open).length
-    const more = b => { opened.add(b.id); const inside = new Block(b.item, b.parent, b.id, b.g, b.env).children.length; opened.delete(b.id); return inside - 1 }
-    const fits = level.map(b => [b, more(b)]).sort((a, c) => a[1] - c[1])
-    let room = most - size
-    const chosen = fits.filter(([b, n]) => (room -= n) >= 0 || blocks.size <= 6)
+    const all = [...blocks.values()], closed = all.filter(b => b.opens && !b.open), depth = b => b.id.split('/').length
+    const least = Math.min(...closed.map(depth)), level = closed.filter(b => depth(b) === least)
+    let space = most - all.filter(b => !b.open).length
+    const sizes = new Map(level.map(b => [b, inside(b)])), sum = list => list.reduce((n, b) => n + sizes.get(b), 0)
+    const parts = level.filter(b => b.kind === 'part'), others = level.filter(b => b.kind !== 'part')
+    const chosen = others.sort((a, b) => sizes.get(a) - sizes.get(b)).filter(b => (space -= sizes.get(b)) >= 0 || all.length <= 6)
+    if (sum(parts) <= space) chosen.push(...parts)
     if (!chosen.length) return
-    chosen.forEach(([b]) => opened.add(b.id))
+    chosen.forEach(b => opened.add(b.id))
     build()
     if (chosen.length < level.length) return
   }

@@ -8,6 +8,13 @@ const ROW = 26, HEAD = 30, PAD = 18, SPACE = 44, PILL = 24, SHEETS = 8, FIRST = 
 const escaped = text => String(text).replace(/[&<>"']/g, c => `&#${c.charCodeAt(0)};`)
 const kindOf = i => operators[nodes[i].type].kind
 const opOf = i => operators[nodes[i].type].name
+const f = n => Math.round(n * 10) / 10
+/** An element as text. Attributes are escaped, and left out where undefined; what is inside is not escaped. */
+const tag = (name, attributes, ...inside) => {
+  const given = Object.entries(attributes).filter(([, value]) => value !== undefined && value !== null)
+  const text = given.map(([key, value]) => ` ${key}="${typeof value === 'number' ? +value.toFixed(2) : escaped(value)}"`)
+  return `<${name}${text.join('')}>${inside.join('')}</${name}>`
+}
 const dot = kind => `<i class="dot" style="background:var(--${kind})"></i>`
 
 // ---------------------------------------------------------------- values
@@ -84,9 +91,13 @@ const typeOf = (name, g) => {
     if (graphs[at].values[name]) return graphs[at].values[name]
   return {}
 }
-const number = n => n < 1000 ? String(+n.toPrecision(3)) : n < 999.5e3 ? `${+(n / 1e3).toPrecision(3)} k` : n < 999.5e6 ? `${+(n / 1e6).toPrecision(3)} M`
-  : n < 999.5e9 ? `${+(n / 1e9).toPrecision(3)} G` : `${+(n / 1e12).toPrecision(3)} T`
-const seconds = s => s < 1e-3 ? `${+(s * 1e6).toPrecision(3)} µs` : s < 1 ? `${+(s * 1e3).toPrecision(3)} ms` : `${+s.toPrecision(3)} s`
+/** Three significant digits with the first unit that is not too large. */
+const scaled = (n, units) => {
+  const [size, unit] = units.find(([size]) => n >= 0.9995 * size) ?? units.at(-1)
+  return `${+(n / size).toPrecision(3)}${unit}`
+}
+const number = n => scaled(n, [[1e12, ' T'], [1e9, ' G'], [1e6, ' M'], [1e3, ' k'], [1, '']])
+const seconds = n => scaled(n, [[1, ' s'], [1e-3, ' ms'], [1e-6, ' µs']])
 
 /** A few words beside an operator: the shape of its weights, or an attribute. */
 function detail(i) {
@@ -98,6 +109,10 @@ function detail(i) {
   return name ? cut(`${name === 'kernel_shape' ? '' : name + ' '}${attributes[name]}`, 24) : ''
 }
 
+const isPort = b => b.kind === 'input' || b.kind === 'output'
+const boldWidth = text => textWidth(text, '600 12.5px system-ui, sans-serif') * 1.04
+const smallWidth = text => textWidth(text, '11px system-ui, sans-serif')
+
 class Block {
   constructor(item, parent, id, g, env) {
     Object.assign(this, {item, parent, id, g, env, x: 0, y: 0})
@@ -108,13 +123,12 @@ class Block {
     this.open = this.kind === 'root' || (this.opens && opened.has(id))
     this.rows = this.kind === 'stack' ? item.items : this.node !== null ? [item] : []
     this.children = this.open ? this.inside() : []
-    this.leaves = this.kind === 'input' || this.kind === 'output' ? [] : this.kind === 'graph' ? shown(graphs[item.graph]) : shown(item)
+    const holder = this.kind === 'graph' ? graphs[item.graph] : item
+    this.leaves = isPort(this) ? [] : shown(holder)
+    this.all = this.rows.length || isPort(this) ? this.leaves : leaves(holder)  // folded ones, too
     if (!this.open) this.measured()
   }
-  get title() {
-    const {item} = this
-    return this.node !== null ? opOf(item) : this.kind === 'part' ? item.title : item.title
-  }
+  get title() { return this.node !== null ? opOf(this.item) : this.item.title }
   get layer() { return layerOf.get(this.id) ?? 0 }
   inside() {
     const {item, id} = this
@@ -128,26 +142,28 @@ class Block {
       const [[name, g]] = this.inner
       return made(graphs[g].items, id, g, within(g, !name))
     }
-    if (this.inner.length) return this.inner.map(([title, graph], k) => new Block({kind: 'graph', title, graph}, this, `${id}/${k}`, this.g, this.env))
+    if (this.inner.length)
+      return this.inner.map(([title, graph], k) => new Block({kind: 'graph', title, graph}, this, `${id}/${k}`, this.g, this.env))
     return made(item.items, id, this.g, this.env)
   }
   measured() {
-    if (this.kind === 'input' || this.kind === 'output') {
+    if (isPort(this)) {
       const times = this.item.values.length > 1 ? ` × ${this.item.values.length}` : ''
       this.text = cut(this.title, 34) + times
       this.w = textWidth(this.text) + 30, this.h = PILL
     } else if (this.rows.length) {
       this.details = this.rows.map(detail)
-      const wide = this.rows.map((i, k) => textWidth(opOf(i), '600 12.5px system-ui, sans-serif') * 1.04 + (this.details[k] ? 18 + textWidth(this.details[k], '11px system-ui, sans-serif') : 0))
+      const wide = this.rows.map((i, k) => boldWidth(opOf(i)) + (this.details[k] ? 18 + smallWidth(this.details[k]) : 0))
       this.w = Math.max(92, Math.max(...wide) + 32 + (this.opens ? 18 : 0)), this.h = ROW * this.rows.length
     } else {
       this.text = cut(this.title, 40), this.sub = this.about()
       const badge = this.kind === 'repeat' ? 56 : 0
-      this.w = Math.max(132, textWidth(this.text, '600 12.5px system-ui, sans-serif') * 1.04 + 46 + badge, textWidth(this.sub, '11px system-ui, sans-serif') + 46), this.h = 54 + (badge && SHEETS)
+      this.w = Math.max(132, boldWidth(this.text) + 46 + badge, smallWidth(this.sub) + 46)
+      this.h = 54 + (badge && SHEETS)
     }
   }
   about() {
-    const sum = total(this.leaves, 'parameters'), count = this.leaves.length
+    const sum = total(this.all, 'parameters'), count = this.leaves.length
     return `${count} node${count === 1 ? '' : 's'}${sum ? ` · ${number(sum)} parameters` : ''}`
   }
   get absolute() {
@@ -179,7 +195,10 @@ function layout(block) {
     const out = children[from]?.bottom?.get(name), into = children[to]?.top?.get(name)
     const key = `${from}|${to}|${out}|${into}`
     if (found.has(key)) found.get(key).names.push(name)
-    else found.set(key, {from, to, key: `${from}|${out ?? ''}`, out: out && out + beside(from), in: into && into + beside(to), names: [name]})
+    else {
+      const ends = {out: out && out + beside(from), in: into && into + beside(to)}
+      found.set(key, {from, to, key: `${from}|${out ?? ''}`, ...ends, names: [name]})
+    }
   }
   ends.forEach(({reads}, c) => {
     for (const name of reads) {
@@ -196,16 +215,18 @@ function layout(block) {
   const has = rank => [...ports.values()].some(p => p.rank === rank), side = rim ? PAD : 0
   const top = rim ? HEAD + 14 - (has('first') ? SPACE : 0) : 0
   children.forEach((c, i) => { c.x = done.at[i].x + side + beside(i), c.y = done.at[i].y + top })
-  block.w = Math.max(done.w + 2 * side, rim ? textWidth(block.title, '600 12.5px system-ui, sans-serif') * 1.04 + (repeat ? 220 : 80) : 0)
+  block.w = Math.max(done.w + 2 * side, rim ? boldWidth(block.title) + (repeat ? 220 : 80) : 0)
   const shift = (block.w - 2 * side - done.w) / 2
   children.forEach(c => { c.x += shift })
   block.h = done.h + top + (rim ? 28 - (has('last') ? SPACE : 0) : 0)
   block.top = new Map, block.bottom = new Map
-  for (const {name, rank, at} of ports.values()) for (const n of every(name)) block[rank === 'first' ? 'top' : 'bottom'].set(n, done.at[at].x + side + shift + 4)
+  for (const {name, rank, at} of ports.values())
+    for (const n of every(name)) block[rank === 'first' ? 'top' : 'bottom'].set(n, done.at[at].x + side + shift + 4)
   const into = new Map
   block.edges = edges.map((edge, e) => {
     const {back, points} = done.paths[e]
-    const moved = points.map((v, k) => back ? (k === 1 || k === 4 ? v + top : v + side + shift) : k % 2 ? v + top : v + side + shift)
+    const isY = k => back ? k === 1 || k === 4 : k % 2
+    const moved = points.map((v, k) => v + (isY(k) ? top : side + shift))
     if (edge.from >= children.length) moved[1] = 0
     if (edge.to >= children.length) moved[moved.length - 1] = block.h
     else if (!back && edge.in === undefined) into.get(edge.to)?.push(moved) ?? into.set(edge.to, [moved])
@@ -230,4 +251,3 @@ function curve({back, points}) {
   }
   return path
 }
-const f = n => Math.round(n * 10) / 10

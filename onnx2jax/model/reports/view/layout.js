@@ -60,7 +60,8 @@ function layered(blocks, edges, space) {
     const a = at[from], b = at[to]
     if (!found) {  // against the order: around the side
       const side = Math.max(a.x + blocks[from].w, b.x + blocks[to].w) + GAP / 2
-      return {back: true, points: [a.x + blocks[from].w, a.y + blocks[from].h / 2, side, b.x + blocks[to].w, b.y + blocks[to].h / 2]}
+      const right = (i, {x, y}) => [x + blocks[i].w, y + blocks[i].h / 2]
+      return {back: true, points: [...right(from, a), side, ...right(to, b)]}
     }
     const points = [a.x + found.out, a.y + blocks[from].h]
     found.bends.forEach((bend, k) => {

@@ -60,13 +60,15 @@ function goToPort(name, kind) {
 function goToValue(name, g) {
   for (let at = g; at !== undefined; at = owners.has(at) ? nodes[owners.get(at)].graph : undefined) {
     if (facts[at].producers.has(name)) return goTo(facts[at].producers.get(name))
-    if (graphs[at].items.some(item => item.kind === 'input' && item.values.includes(name))) return at ? null : goToPort(name, 'input')
+    if (graphs[at].items.some(item => item.kind === 'input' && item.values.includes(name))) return at || goToPort(name, 'input')
   }
 }
 function flash(id) {
-  const g = view.querySelector(`[data-id="${CSS.escape(id)}"]`), row = chosen?.at !== undefined && g?.querySelector(`[data-node="${chosen.at}"]`)
-  for (const one of [row || g]) one?.classList.add('flash')
+  const block = elementOf(id), row = chosen?.at !== undefined && block?.querySelector(`[data-node="${chosen.at}"]`)
+  ;(row || block)?.classList.add('flash')
 }
+
+// ---------------------------------------------------------------- search
 
 let entries
 function index() {
@@ -93,7 +95,8 @@ function seek() {
     const tests = [title === text, name === text || last === text, title.startsWith(text), name.startsWith(text) || last.startsWith(text)]
     return tests.includes(true) ? tests.indexOf(true) : tests.length
   }
-  hits = text ? index().filter(e => words.every(w => e.text.includes(w))).map((e, k) => [rank(e), k, e]).sort((a, b) => a[0] - b[0] || a[1] - b[1]).map(h => h[2]) : []
+  const matching = text ? index().filter(e => words.every(w => e.text.includes(w))) : [], ranks = new Map(matching.map(e => [e, rank(e)]))
+  hits = matching.sort((a, b) => ranks.get(a) - ranks.get(b))
   cursor = 0
   hint()
 }
@@ -101,8 +104,10 @@ function hint() {
   const open = $('search').value.trim() !== '' && document.activeElement === $('search')
   $('hints').hidden = !open
   const start = Math.max(0, Math.min(cursor - 8, hits.length - 40))
-  $('hints').innerHTML = hits.slice(start, start + 40).map((e, k) => `<li data-hit="${start + k}" aria-selected="${start + k === cursor}">${dot(e.kind)}<b>${escaped(e.title)}</b><span>${escaped(e.name)}</span></li>`).join('')
-    + (hits.length > 40 ? `<li class="none">${hits.length.toLocaleString('en')} matches</li>` : hits.length ? '' : '<li class="none">nothing found</li>')
+  const rows = hits.slice(start, start + 40).map((e, k) => tag('li', {'data-hit': start + k, 'aria-selected': start + k === cursor},
+    dot(e.kind), tag('b', {}, escaped(e.title)), tag('span', {}, escaped(e.name))))
+  const about = hits.length > 40 ? `${grouped(hits.length)} matches` : hits.length ? '' : 'nothing found'
+  $('hints').innerHTML = rows.join('') + (about && tag('li', {class: 'none'}, about))
   $('hints').querySelector('[aria-selected=true]')?.scrollIntoView({block: 'nearest'})
 }
 
@@ -157,6 +162,7 @@ const lift = e => {
 }
 addEventListener('pointerup', lift), addEventListener('pointercancel', lift)
 sheet.addEventListener('wheel', e => {
+  if (self !== top && !engaged && !e.ctrlKey) return  // in a notebook, the wheel scrolls until the first click
   e.preventDefault()
   const unit = e.deltaMode ? 16 : 1
   zoom(Math.exp(-e.deltaY * unit * (e.ctrlKey ? 0.01 : 0.0016)), e.clientX, e.clientY)
@@ -165,7 +171,8 @@ const jump = e => {
   if (!e.buttons) return
   const box = map.getBoundingClientRect(), {scale, left, top} = map.scaled
   moving++
-  at.x = innerWidth / 2 - (e.clientX - box.x - left) / scale * at.k, at.y = innerHeight / 2 - (e.clientY - box.y - top) / scale * at.k
+  at.x = innerWidth / 2 - (e.clientX - box.x - left) / scale * at.k
+  at.y = innerHeight / 2 - (e.clientY - box.y - top) / scale * at.k
   look()
 }
 map.addEventListener('pointerdown', jump), map.addEventListener('pointermove', jump)
@@ -180,7 +187,8 @@ $('search').addEventListener('input', seek)
 $('search').addEventListener('focus', seek)
 $('search').addEventListener('blur', () => setTimeout(hint, 150))
 $('search').addEventListener('keydown', e => {
-  if (e.key === 'ArrowDown' || e.key === 'ArrowUp') { e.preventDefault(); cursor = (cursor + (e.key === 'ArrowDown' ? 1 : hits.length - 1)) % (hits.length || 1); hint() }
+  const step = {ArrowDown: 1, ArrowUp: hits.length - 1}[e.key]
+  if (step !== undefined) { e.preventDefault(); cursor = (cursor + step) % (hits.length || 1); hint() }
   if (e.key === 'Enter' && hits.length) { hits[cursor].go(); $('search').blur() }
   if (e.key === 'Escape') { $('search').value = ''; $('search').blur() }
   e.stopPropagation()
@@ -211,19 +219,32 @@ function neighbour(up) {
   return true
 }
 function dark(on) { document.documentElement.dataset.theme = on ? 'dark' : 'light'; drawMap() }
+function toggleChosen() {
+  const ofNode = b => b.opens && b.node !== null && b.node === chosen?.node
+  const b = blocks.get(chosen?.block) ?? [...blocks.values()].find(ofNode)
+  if (b) toggle(b.id)
+}
 const keys = {
-  '/': () => $('search').focus(), f: fit, '+': () => zoom(1.3), '=': () => zoom(1.3), '-': () => zoom(1 / 1.3), e: () => everything(true), c: () => everything(false),
-  i: () => choose(chosen?.model ? null : {model: true}), '?': () => choose({keys: true}), t: () => dark(document.documentElement.dataset.theme !== 'dark'), Escape: () => choose(null),
+  '/': () => $('search').focus(), f: fit, '+': () => zoom(1.3), '=': () => zoom(1.3), '-': () => zoom(1 / 1.3),
+  e: () => everything(true), c: () => everything(false), Enter: toggleChosen, Escape: () => choose(null),
+  i: () => choose(chosen?.model ? null : {model: true}), '?': () => choose({keys: true}),
+  t: () => dark(document.documentElement.dataset.theme !== 'dark'),
   ArrowLeft: () => { at.x += 80; look() }, ArrowRight: () => { at.x -= 80; look() },
   ArrowUp: () => neighbour(true) || (at.y += 80, look()), ArrowDown: () => neighbour(false) || (at.y -= 80, look()),
-  Enter: () => { const b = blocks.get(chosen?.block) ?? [...blocks.values()].find(b => b.opens && b.node !== null && b.node === chosen?.node); if (b) toggle(b.id) },
 }
 addEventListener('keydown', e => {
-  if (e.ctrlKey || e.metaKey || e.altKey) { if (e.key === 'k') { e.preventDefault(); $('search').focus() } return }
-  if (keys[e.key] && !['INPUT', 'SELECT'].includes(document.activeElement.tagName) && !(e.key === 'Enter' && document.activeElement.tagName === 'BUTTON')) { e.preventDefault(); keys[e.key]() }
+  const {tagName} = document.activeElement
+  if (e.key === 'k' && (e.ctrlKey || e.metaKey)) { e.preventDefault(); $('search').focus() }
+  if (e.ctrlKey || e.metaKey || e.altKey || ['INPUT', 'SELECT'].includes(tagName) || (e.key === 'Enter' && tagName === 'BUTTON')) return
+  if (keys[e.key]) { e.preventDefault(); keys[e.key]() }
 })
-for (const [id, key] of [['model', 'i'], ['unfold', 'e'], ['fold', 'c'], ['theme', 't'], ['fit', 'f'], ['in', '+'], ['out', '-'], ['help', '?']]) $(id).addEventListener('click', () => keys[key]())
-addEventListener('resize', look)
+const BUTTONS = {model: 'i', unfold: 'e', fold: 'c', theme: 't', fit: 'f', in: '+', out: '-', help: '?'}
+for (const [id, key] of Object.entries(BUTTONS)) $(id).addEventListener('click', () => keys[key]())
+let engaged = false
+addEventListener('pointerdown', () => { engaged = true }, true)
+let touched = false  // until then, the first view follows the size of the window, which a frame learns late
+for (const event of ['pointerdown', 'wheel', 'keydown']) addEventListener(event, () => { touched = true }, true)
+addEventListener('resize', () => { if (!touched) { moving++; Object.assign(at, beginning()) } look() })
 
 // ---------------------------------------------------------------- start
 
@@ -232,7 +253,8 @@ $('colour').innerHTML = modes.map(([id, m]) => `<option value="${id}">${m.name}<
 $('colour').value = mode
 $('tint').hidden = modes.length < 2
 $('colour').addEventListener('change', () => { mode = $('colour').value; draw() })
-$('model').innerHTML = `<b>${escaped(data.title)}</b><span>${nodes.length.toLocaleString('en')} nodes · ${number(data.parameters)} parameters${data.flops ? ` · ${number(data.flops)} FLOPs` : ''}</span>`
+const line = [`${grouped(nodes.length)} nodes`, `${number(data.parameters)} parameters`, data.flops && `${number(data.flops)} FLOPs`]
+$('model').innerHTML = tag('b', {}, escaped(data.title)) + tag('span', {}, line.filter(Boolean).join(' · '))
 build(), opening(FIRST), draw()
 dark(matchMedia('(prefers-color-scheme: dark)').matches)
 Object.assign(at, beginning()), look()
