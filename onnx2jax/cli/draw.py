@@ -62,7 +62,7 @@ def written(arguments: argparse.Namespace, path: Path) -> Path:
     sizes = dims(arguments.dim)
     with loading(arguments.model):
         try:
-            model = convert(arguments.model, **reading(arguments), dim_overrides=sizes)
+            model = convert(arguments.model, **reading(arguments), dims=sizes)
         except (UnsupportedError, ModelError) as e:
             if sizes or arguments.random or arguments.input or arguments.text or arguments.profile or arguments.verify:
                 raise

@@ -76,7 +76,7 @@ def test_models_of_one_graph_share_programs(model: onnx2jax.Model) -> None:
         np.testing.assert_allclose(call(other, X), other(X), rtol=1e-5)
     assert call._cache_size() == 1 and model.compilations == count == others[1].compilations
     assert jax.tree.structure(others[0]) == jax.tree.structure(model)
-    fixed = onnx2jax.convert(mlp(), dim_overrides={"batch": 4})
+    fixed = onnx2jax.convert(mlp(), dims={"batch": 4})
     np.testing.assert_allclose(call(fixed, X), before, rtol=1e-5)
     assert call._cache_size() == 2 and jax.tree.structure(fixed) != jax.tree.structure(model)
 
