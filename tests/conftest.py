@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 import pytest
 
+from onnx2jax.ops import registry
 from onnx2jax.runtime import program_cache
 from tests.support.helpers import ROOT
 from tests.support.ledger import Ledger
@@ -33,7 +34,8 @@ if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
         os.environ["XLA_FLAGS"] = "--xla_cpu_use_fusion_emitters=false"
 
 jax.config.update("jax_traceback_filtering", "off")  # which takes half of the time of an error inside of JAX
-os.environ.pop("ONNX2JAX_CACHE_DIR", None)  # tests count compilations
+os.environ["ONNX2JAX_CACHE_DIR"] = ""  # tests count compilations, and write nothing into the user's folder
+registry.load_all()  # before tests exchange the registry for a copy
 
 # In the environment like the other caches, not in the working tree.
 os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(ROOT / ".venv" / ".hypothesis"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, zip_longest
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import ModelError
 from ..ir import traits  # noqa: F401  (registers which operators move elements)
@@ -15,8 +15,10 @@ from ..ir.importer import DEPTH_LIMIT
 from ..ir.signatures import Type, element, formal, is_plain, signature, type_of
 from ..ops.registry import is_built_in, resolve
 from ..proto.names import normal_domain
-from .report import Note
 from .scopes import Place, places
+
+if TYPE_CHECKING:
+    from .report import Note
 
 Env = ChainMap[str, Type]
 

@@ -1,4 +1,4 @@
-"""Classes of traced programs, which JAX exports for extensions; without that, they are those of a traced program."""
+"""Classes of traced programs, read off one: ``jax.extend.core``, which has them too, imports Pallas."""
 
 from __future__ import annotations
 
@@ -7,16 +7,11 @@ from typing import Any
 import jax
 from jax import lax
 
-ClosedJaxpr: Any
-Literal: Any
-Var: Any
-
-try:
-    from jax.extend.core import ClosedJaxpr, Literal, Var
-except ImportError:
-    _closed = jax.make_jaxpr(lambda x: x + 1)(jax.ShapeDtypeStruct((), "float32"))
-    _variable, _literal = _closed.jaxpr.eqns[0].invars
-    ClosedJaxpr, Literal, Var = type(_closed), type(_literal), type(_variable)
+_closed = jax.make_jaxpr(lambda x: x + 1)(jax.ShapeDtypeStruct((), "float32"))
+_variable, _literal = _closed.jaxpr.eqns[0].invars
+ClosedJaxpr: Any = type(_closed)
+Literal: Any = type(_literal)
+Var: Any = type(_variable)
 
 transpose = lax.transpose_p
 """The primitive."""

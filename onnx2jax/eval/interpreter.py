@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequenc
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 import jax
@@ -32,53 +31,14 @@ from ..ops.cast import is_float
 from ..ops.registry import Operator, Shards
 from ..proto.types import ValueInfo
 from .autodiff_tape import Derivation, Derivatives, Frame, Tape
-from .layers import How, Rolling
+from .layers import Rolling
 from .node_errors import NoKey, forward_only, needs_known, node_error, operands, warn
+from .settings import Settings as Settings
 from .static_operands import static_operands
 from .together import joined, once_of
 from .values import to_host
 
 Scope = MutableMapping[str, Any]
-
-
-class Place(Protocol):
-    """Applies sharding constraints to values."""
-
-    def __call__(self, node: Node, names: Sequence[str], values: Sequence[Any]) -> list[Any]:
-        """The values of a node's inputs or outputs, with their sharding constraints."""
-
-    def shards(self, node: Node, /) -> Shards:
-        """The number of shards of a node's weights."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Options of ``convert`` about running. Two are equal if they lead to the same computation."""
-
-    max_trips: int | None = None
-    """Iterations after which a Loop raises; None for no limit."""
-    loop_cond: str = "onnx"
-    """Whose meaning the condition of a Loop's body has without condition input: "onnx" (ignored) or "onnxruntime"."""
-    warn_after: int = field(default=16, compare=False)
-    """Compilations of one program after which a RecompilationWarning names the input and the fix."""
-    place: Place | None = None
-    """Applies sharding constraints to the values at a node."""
-    optimize: bool = True
-    """Whether passes rewrite programs before XLA compiles them (see jaxpr/pipeline.py)."""
-    skip: frozenset[str] = frozenset()
-    """Passes that do not run (see jaxpr/pipeline.py)."""
-    dtype: np.dtype | None = None
-    """The type in which float32 is computed, bfloat16 or float16; None for float32 (see ir/precision.py)."""
-    scan_layers: How = None
-    """Whether repeated layers are one loop, or calls of one function (see eval/layers.py)."""
-    annotate: bool = field(default=False, compare=False)
-    """Whether profiles also name host nodes, at 1 to 2 us each."""
-    cache_dir: Path | None = field(default=None, compare=False)
-    """The folder of compiled programs for later processes (see runtime/program_cache.py)."""
-    background: bool = field(default=False, compare=False)
-    """Whether calls are evaluated in NumPy while a thread compiles their program (see runtime/background.py)."""
-    warned: set[str] = field(default_factory=set, compare=False)
-    """The operators that have raised a DeviationWarning."""
 
 
 @dataclass(frozen=True)

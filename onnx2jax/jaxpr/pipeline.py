@@ -1,8 +1,8 @@
 """The passes between trace and XLA, in order: each rewrites a program into one that computes the same.
 
-A pass that fails unexpectedly warns once in a process, with its name, and the program stays as it was before. Each
-pass says what it gains, in processor time of one core of an AMD EPYC (Zen 4) with jax 0.10; programs before and after
-stand in its module.
+A pass that fails unexpectedly warns once in a process, with its name, and the program stays as it was before. Each is
+imported when it first runs. It says what it gains, in processor time of one core of an AMD EPYC (Zen 4) with jax 0.10;
+programs before and after stand in its module.
 """
 
 from __future__ import annotations
@@ -11,21 +11,14 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from .. import compat, debug
 from ..errors import InputTypeError, InputValueError, OptimizationWarning
-from .passes.any.dequantize import multiply_integers
-from .passes.any.fold_batchnorm import fold
-from .passes.any.hoist_params import SplitProgram, hoist, without_hoisting
-from .passes.cpu import conv_library, onednn
-from .passes.cpu.dot_layout import swap_transposed, transpose_row_weights
-from .passes.cpu.layout_assignment import assign_layouts, assign_training_layouts, convolution_branch
-from .passes.cpu.microbatch import split_batch
-from .passes.cpu.prevent_recompute import materialise_shared
-from .passes.cpu.unroll_loops import unroll_loops
-from .passes.training.train_conv import training_rules
 from .program import Branch, Program, branch_for
+
+if TYPE_CHECKING:
+    from .passes.any.hoist_params import SplitProgram
 
 
 @dataclass(frozen=True)
@@ -45,7 +38,11 @@ class Passes:
     @property
     def onednn(self) -> bool:
         """Whether programs may call oneDNN."""
-        return self.platform == "cpu" and "onednn" not in self.skip and not self.portable and onednn.is_available()
+        if self.platform != "cpu" or "onednn" in self.skip or self.portable:
+            return False
+        from .passes.cpu.onednn import is_available
+
+        return is_available()
 
     def skipping(self, *names: str) -> Passes:
         """The same without these passes."""
@@ -93,61 +90,96 @@ def _has_convolution(program: Program, _options: Passes) -> bool:
 
 def _convolution_branch(options: Passes) -> Branch:
     """Chooses the branch of a platform; on a CPU a convolution, which ``layout_assignment`` lowers."""
-    return convolution_branch if options.platform == "cpu" else branch_for(options.platform)
+    if options.platform != "cpu":
+        return branch_for(options.platform)
+    from .passes.cpu.layout_assignment import convolution_branch
+
+    return convolution_branch
 
 
 def _dequantize(program: Program, options: Passes) -> Program:
     """Computes products of dequantised integers in integers. ResNet-18 in int8 (QDQ): 0.45 with VNNI, 0.95 without."""
+    from .passes.any.dequantize import multiply_integers
+
     return multiply_integers(program, _convolution_branch(options))
 
 
 def _fold_batchnorm(program: Program, options: Passes) -> Program:
     """Folds scales behind convolutions into their weights. MobileNetV2: 0.95; ResNet-50: 0.965."""
+    from .passes.any.fold_batchnorm import fold
+
     return fold(program, _convolution_branch(options))
 
 
 def _layout_assignment(program: Program, options: Passes) -> Program:
     """Puts images channels last and lowers each convolution in its fastest way. ResNet-50: 0.5; MobileNetV2: 0.2."""
+    from .passes.cpu.layout_assignment import assign_layouts
+
     return assign_layouts(program, onednn=options.onednn)
 
 
 def _dot_layout(program: Program, _options: Passes) -> Program:
     """Stores weights as [out, in] that one row is multiplied by. A decoding step of GPT-2: 0.93."""
+    from .passes.cpu.dot_layout import transpose_row_weights
+
     return transpose_row_weights(program)
+
+
+def _multiplies_bytes(program: Program, options: Passes) -> bool:
+    if not options.onednn:
+        return False
+    from .passes.cpu.onednn import multiplies_bytes
+
+    return multiplies_bytes(program)
 
 
 def _onednn(program: Program, _options: Passes) -> Program:
     """Calls oneDNN for products and convolutions of int8. ResNet-18 in int8: 0.5 (jaxlib 0.10 alone)."""
-    return onednn.call_onednn(program)
+    from .passes.cpu.onednn import call_onednn
+
+    return call_onednn(program)
 
 
 def _hoist_params(program: Program, options: Passes) -> Program:
     """Hoists parameter-only subexpressions out of the call. MiniLM with int8 weights dequantised: 0.34."""
+    from .passes.any.hoist_params import hoist
+
     return hoist(program, branch_for(options.platform))
 
 
 def _unroll_loops(program: Program, _options: Passes) -> Program:
     """Unrolls loops of few steps, where loops are serial. A decoder in int4, each layer a call: 0.7 on two cores."""
+    from .passes.cpu.unroll_loops import unroll_loops
+
     return unroll_loops(program)
 
 
 def _prevent_recompute(program: Program, _options: Passes) -> Program:
     """Materialises what several equations read. 16 residual blocks of 1x1 convolutions: 0.34; ResNet-50: 0.98."""
+    from .passes.cpu.prevent_recompute import materialise_shared
+
     return materialise_shared(program)
 
 
 def _microbatch(program: Program, _options: Passes) -> Program:
     """Splits a large batch of images into microbatches. 8 images by MobileNetV2: 0.59; by ResNet-50: 0.92."""
+    from .passes.cpu.microbatch import split_batch
+
     return split_batch(program)
 
 
 def _training_layouts(program: Program, _options: Passes) -> Program:
     """Puts images channels last, forward and backward. A step of MobileNetV2: 0.48; ResNet-50: 0.77; UNet: 0.94."""
+    from .passes.cpu.layout_assignment import assign_training_layouts
+    from .passes.training.train_conv import training_rules
+
     return assign_training_layouts(program, training_rules(program))
 
 
 def _dot_transpose(program: Program, _options: Passes) -> Program:
     """Swaps operands of products that are read transposed. Four layers of BERT: 0.93; 128 x 512 alone: 0.52."""
+    from .passes.cpu.dot_layout import swap_transposed
+
     return swap_transposed(program)
 
 
@@ -156,7 +188,7 @@ PASSES: Final = (
     Pass("fold_batchnorm", _fold_batchnorm, _has_convolution, platforms=None),
     Pass("layout_assignment", _layout_assignment, _has_convolution),
     Pass("dot_layout", _dot_layout),
-    Pass("onednn", _onednn, lambda program, options: options.onednn and onednn.multiplies_bytes(program)),
+    Pass("onednn", _onednn, _multiplies_bytes),
     Pass("hoist_params", _hoist_params, platforms=None),
     Pass("unroll_loops", _unroll_loops, lambda _program, _options: compat.has_serial_loops()),
     Pass("prevent_recompute", _prevent_recompute),
@@ -168,9 +200,11 @@ TRAINING_PASSES: Final = (
     Pass("dot_transpose", _dot_transpose),
 )
 """Over a training step, whose state changes with every call: nothing is hoisted."""
+CONV_LIBRARY: Final = "conv_library"
+"""Passes of XLA rather than a rewrite (``passes/cpu/conv_library.py``)."""
 HOST_PASS: Final = "fuse_host_nodes"
 """Over host nodes rather than a program (``runtime/host_fusion.py``)."""
-NAMES: Final = (*dict.fromkeys(p.name for p in (*PASSES, *TRAINING_PASSES)), conv_library.NAME, HOST_PASS)
+NAMES: Final = (*dict.fromkeys(p.name for p in (*PASSES, *TRAINING_PASSES)), CONV_LIBRARY, HOST_PASS)
 
 
 def run(closed: Any, parameters: int, options: Passes) -> SplitProgram:
@@ -182,15 +216,19 @@ def run(closed: Any, parameters: int, options: Passes) -> SplitProgram:
         options: which passes run.
     """
     new, program = _rewritten(PASSES, closed, parameters, options)
+    from .passes.any.hoist_params import without_hoisting
+
     hoisted = without_hoisting(parameters) if program is None or program.hoisted is None else program.hoisted
     return replace(hoisted, main=new)
 
 
 def compiler_options(main: Any, options: Passes) -> dict[str, bool | str] | None:
     """XLA's options for a program after all passes; None for its own."""
-    if options.platform != "cpu" or conv_library.NAME in options.skip:
+    if options.platform != "cpu" or CONV_LIBRARY in options.skip:
         return None
-    return guarded(conv_library.NAME, lambda: conv_library.compiler_options(main))
+    from .passes.cpu import conv_library
+
+    return guarded(CONV_LIBRARY, lambda: conv_library.compiler_options(main))
 
 
 def run_training(closed: Any, state: int, options: Passes) -> Any:

@@ -84,6 +84,8 @@ def _of_derived(spec: Spec, options: Options, given: Mapping[str, Any], model_ty
 def _placed(imported: Imported, options: Options, model_type: Any) -> Placement | None:
     """Shardings of weights and inputs; None on one device."""
     o = options
+    if {o.mesh, o.shardings, o.device_configuration, o.devices, o.stages} == {None} and o.microbatches == 1:
+        return None
     if o.stages is None:
         placed = placement(imported, o.device_configuration, o.devices, o.mesh, o.shardings, None, o.microbatches)
     elif o.device_configuration is not None:

@@ -11,7 +11,6 @@ import jax
 from jax.sharding import Mesh, PartitionSpec
 
 from .. import progress
-from ..checker.check import check_message
 from ..checker.types import check_types
 from ..errors import (
     DeviationWarning,
@@ -214,6 +213,8 @@ def open_model(source: Any, reading: Reading) -> Importer:
     file, message, files = opened(source, reading)
     newer, documents = file.allow_newer_opset, file.documents
     if file.strict:
+        from ..checker.check import check_message
+
         check_message(message, files, allow_newer_opset=newer, documents=documents).raise_errors()
     if file.verify_checksums:
         for tensor, _ in tensors(message):

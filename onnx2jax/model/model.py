@@ -5,39 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 from jax.sharding import Mesh
 
 from .. import compat
 from ..errors import InputNameError, InputTypeError, RandomKeyError, did_you_mean, known_keywords, names_list
-from ..eval.interpreter import Settings
+from ..eval.settings import Settings
 from ..eval.values import to_host
 from ..ir.graph import Graph, nodes_named
 from ..ops.arrays import is_traced
 from ..proto.origin import Origin
 from ..proto.types import TensorType, ValueInfo
-from ..runtime.dispatch import Constants, Signature, snapshot
-from ..runtime.params import immutable
 from ..sharding.processes import equal_arguments, one_seed
-from ..sharding.rules import Placement
-from .build import with_options
 from .calls import arguments, buckets
 from .calls.outputs import as_outputs, bundled, unshared
-from .changes.max_size import check_counts
-from .changes.shapes import with_new_shapes
-from .files.export import Exports
+from .files.exports import Exports
 from .options import Options
 from .parameters import register
-from .reports.calls import explain_call
-from .reports.card import described
-from .reports.special_values import naming_their_node
-from .reports.summary import feeds_of
-from .reports.table import table
-from .runtime import Runtime, put
 from .spec import Spec
 from .views import Views
+
+if TYPE_CHECKING:
+    from ..runtime.dispatch import Signature
+    from ..sharding.rules import Placement
+    from .runtime import Runtime
 
 
 class Model(Views, Exports):
@@ -72,7 +65,11 @@ class Model(Views, Exports):
 
     def __init__(self, spec: Spec, runtime: Runtime | None = None) -> None:
         own = {"spec": spec, **{n: getattr(spec, n) for n in Model.__annotations__}}
-        vars(self).update(own, types=spec.stored, _runtime=runtime or Runtime(spec))
+        vars(self).update(own, types=spec.stored)
+        if runtime is not None:
+            vars(self)["_runtime"] = runtime
+        elif spec.placement is not None:
+            _ = self._runtime  # which raises for stages that cannot be
 
     @property
     def jitted(self) -> bool:
@@ -112,6 +109,7 @@ class Model(Views, Exports):
             return bundled(runtime.fields, runtime.call(bound, signature, given))
         if (feeds := arguments.as_feeds(self.inputs, args, named)) is not None:
             return self(**feeds) if rng is None else self(rng=rng, **feeds)
+
         runtime.note("call", "full")
         x32 = compat.in_32_bits()
         with compat.enable_x64():
@@ -175,6 +173,8 @@ class Model(Views, Exports):
         >>> model.compilations
         1
         """
+        from .reports.summary import feeds_of
+
         given = arguments.by_name(self.inputs, self.optional, args, named, ["dims"])
         feeds = feeds_of(self, given, dims or {})
         self._runtime.wait(feeds)
@@ -204,6 +204,8 @@ class Model(Views, Exports):
         >>> loss = lambda params, x: model.apply(params, x).sum()
         >>> gradients = jax.grad(loss)(model.params, np.zeros((1, 1, 8, 8), np.float32))
         """
+        from ..runtime.dispatch import snapshot
+
         arguments.check_names(params, self.types)
         x32 = compat.in_32_bits()
         with compat.enable_x64():
@@ -215,6 +217,9 @@ class Model(Views, Exports):
 
     def _applied(self, values: dict[str, Any], params: Mapping[str, Any], rng: Any, x32: bool) -> tuple[Any, ...]:
         """The outputs as a function of parameters, checked here, and of checked inputs; the others are the model's."""
+        from ..runtime.dispatch import Constants, snapshot
+        from .runtime import put
+
         checked = {n: snapshot(arguments.as_param(n, v, self._type_of(n, v))) for n, v in params.items()}
         given = put(self.placement, checked)
         own = self._runtime.arguments(n for n in self.types if n not in given)
@@ -248,12 +253,16 @@ class Model(Views, Exports):
         >>> model.with_params(head, new_shapes=True).outputs[0].shape
         ('batch', 3)
         """
+        from ..runtime.params import immutable
+
         arguments.check_names(params, self.types)
         with compat.enable_x64():
             types = {n: self._type_of(n, v) for n, v in params.items()}
             types = {n: replace(t, shape=None) if new_shapes else t for n, t in types.items()}
             changes = {n: immutable(arguments.as_param(n, v, types[n])) for n, v in params.items()}
         if any(v.shape != self.types[n].shape for n, v in changes.items()):
+            from .changes.shapes import with_new_shapes
+
             return with_new_shapes(self, changes)
         return self._replace(replace(self.spec, changes={**self.spec.changes, **changes}))
 
@@ -274,6 +283,8 @@ class Model(Views, Exports):
         >>> half(np.zeros((2, 1, 8, 8), np.float32)).dtype.name
         'bfloat16'
         """
+        from .build import with_options
+
         spec = with_options(self.spec, options, type(self))
         new = self._replace(spec)
         if "weights" not in options and spec.placement is self.placement and spec.stored == self.types:
@@ -285,10 +296,16 @@ class Model(Views, Exports):
         runtime, unchecked = self._runtime, {id(v) for v in self._runtime.unchecked.values()}
         structure = runtime.structure if spec.differs_only_in_values(self.spec) else None
         left = {n: v for n, v in spec.changes.items() if id(v) in unchecked}
+        if structure is None and not left:
+            return type(self)(spec)
+        from .runtime import Runtime
+
         return type(self)(spec, Runtime(spec, structure, left))
 
     def explain(self) -> str:
         """The partitions of the model as a table: where each runs and why, with compilations and seconds so far."""
+        from .reports.table import table
+
         return table([("stage", "nodes", "why here", "compiled", "seconds"), *self._runtime.program.rows()])
 
     def explain_call(self, /, *args: Any, rng: Any = None, **named: Any) -> str:
@@ -308,9 +325,13 @@ class Model(Views, Exports):
         >>> print(model.explain_call(np.zeros((1, 1, 8, 8), np.float32)).splitlines()[1].split()[:2])
         ['model(...)', 'compiled']
         """
+        from .reports.calls import explain_call
+
         return explain_call(self, args, named, rng)
 
     def __repr__(self) -> str:
+        from .reports.card import described
+
         return (
             described(self) if "graph" in vars(self) else f"Model of {len(self._flat[0])} parameters, without a graph"
         )
@@ -378,6 +399,9 @@ class Model(Views, Exports):
         as_numpy: bool = False,
     ) -> tuple[Any, ...]:
         """The outputs for checked inputs, which were ``given`` with this signature; binds the next such call."""
+        from ..runtime.dispatch import snapshot
+        from .reports.special_values import naming_their_node
+
         checked = values
         if not as_numpy:
             values = {n: snapshot(v) for n, v in values.items()}  # the call may outlast the caller's arrays
@@ -396,7 +420,10 @@ class Model(Views, Exports):
         padded, extents = buckets.pad(self.inputs, values, spec.bucket)
         with buckets.blaming_padding(extents), naming_their_node(self, padded, rng):
             outcome = runtime.run(runtime.program, padded, rng, x32, as_numpy)
-        check_counts(outcome.outputs, spec.max_size)
+        if spec.max_size:
+            from .changes.max_size import check_counts
+
+            check_counts(outcome.outputs, spec.max_size)
         results = buckets.unpad(self.outputs, outcome.outputs, extents)
         if extents and not self.graph.draws and not is_traced(results):  # random numbers depend on the shape
             runtime.verify_padding(values, padded, results, extents, x32)

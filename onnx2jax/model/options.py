@@ -8,25 +8,22 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from ..errors import InputNameError, InputValueError, UnsupportedError, names_list
-from ..eval.interpreter import Settings
+from ..eval.settings import Settings
 from ..ir import layers
 from ..ir.graph import Graph, Imported
 from ..jaxpr import pipeline
-from ..runtime import program_cache
-from ..sharding.plans import Plan
+from ..runtime import cache_folder
 from ..sharding.rules import Devices, Placement
-from .changes.dtype import compute_dtype, with_dtype
-from .changes.max_size import with_max_size
-from .changes.pack import with_packed
-from .changes.rebatch import rebatched
-from .changes.unpack import with_weights
+
+if TYPE_CHECKING:
+    from ..sharding.plans import Plan
 
 REWRITING: Final = ("max_size", "weights", "dtype", "outputs", "float32", "rebatch")
 """Options that rewrite the graph."""
@@ -84,17 +81,39 @@ class Options(Devices):
     @cached_property
     def compute_dtype(self) -> np.dtype | None:
         """The type in which float32 is computed; None for float32."""
+        if not self._narrows:
+            return None
+        from .changes.dtype import compute_dtype
+
         return compute_dtype(self.dtype, self.outputs)
 
+    @property
+    def _narrows(self) -> bool:
+        return self.dtype is not None or self.outputs != "declared" or bool(self.float32)
+
     def rewritten(self, imported: Imported) -> Imported:
-        """The imported model with its graph rewritten as the options say."""
-        imported = with_max_size(imported, self.max_size or {})
+        """The imported model with its graph rewritten as the options say; what does that is imported where it is."""
+        if self.max_size:
+            from .changes.max_size import with_max_size
+
+            imported = with_max_size(imported, self.max_size)
         if isinstance(self.weights, str) and self.weights == "packed":
+            from .changes.pack import with_packed
+
             imported = with_packed(imported)
         elif self.weights is not None:
+            from .changes.unpack import with_weights
+
             imported = with_weights(imported, self.weights)
-        imported = with_dtype(imported, self.compute_dtype, self.outputs == "compute", names_list(self.float32))
-        return rebatched(imported, self.rebatch, self.static or {}) if self.rebatch else imported
+        if self._narrows:
+            from .changes.dtype import with_dtype
+
+            imported = with_dtype(imported, self.compute_dtype, self.outputs == "compute", names_list(self.float32))
+        if not self.rebatch:
+            return imported
+        from .changes.rebatch import rebatched
+
+        return rebatched(imported, self.rebatch, self.static or {})
 
     def settings(self, placed: Placement | None) -> Settings:
         """What evaluation and dispatch read of them."""
@@ -107,7 +126,7 @@ class Options(Devices):
             frozenset() if self.passes is None else self.passes.skip,
             self.compute_dtype,
             self.scan_layers,
-            cache_dir=program_cache.folder(self.cache_dir),
+            cache_dir=cache_folder.folder(self.cache_dir),
             background=self.background_compile,
         )
 

@@ -8,9 +8,10 @@ one device; otherwise each call takes them as arguments, as ``apply`` does, and 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -22,11 +23,29 @@ from ..errors import InputTypeError, UnsupportedError
 from ..ir import analysis
 from ..ir.graph import read_constants
 from ..proto.types import TensorType
-from ..runtime.dispatch import Constants
-from ..runtime.params import DeviceParams, device_of, immutable, is_cpu
-from .runtime import Runtime
 from .spec import Spec
-from .structure import Names, Structure
+
+if TYPE_CHECKING:
+    from ..runtime.dispatch import Constants
+    from ..runtime.params import DeviceParams
+    from .runtime import Runtime
+    from .structure import Structure
+
+_CREATION: Final = threading.RLock()
+"""Held while the runtime of a model is created, by whichever thread uses it first."""
+
+
+class Names:
+    """The static part of a Model in a program of ``jax.export`` that was read from a file: its parameters' names."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = tuple(names)
+
+    def __eq__(self, other: object) -> bool:
+        return self.names == getattr(other, "names", None)  # of a Structure, too
+
+    def __hash__(self) -> int:
+        return hash(self.names)
 
 
 class Parameters:
@@ -42,7 +61,20 @@ class Parameters:
         return tuple(self._runtime.arguments(structure.names).values()), structure
 
     @cached_property
-    def _runtime(self) -> Runtime:  # of a model that JAX has built, when it is first used
+    def _runtime(self) -> Runtime:
+        """Programs and parameters on devices, created with the first use: converting imports no compiler."""
+        from .runtime import Runtime
+
+        with _CREATION:
+            if (found := vars(self).get("_runtime")) is not None:  # another thread has created it meanwhile
+                return found
+            found = vars(self)["_runtime"] = Runtime(self.spec) if "_flat" not in vars(self) else self._of_leaves()
+        return found
+
+    def _of_leaves(self) -> Runtime:
+        """The runtime of a model that JAX has built."""
+        from .runtime import Runtime
+
         leaves, structure = self._flat
         if isinstance(structure, Names):
             raise UnsupportedError(
@@ -85,8 +117,11 @@ class Parameters:
 
     @cached_property
     def _params(self) -> dict[str, Any]:
-        spec, changes, unchecked = self.spec, self.spec.changes, self._runtime.unchecked
-        known = self._runtime.params.on_host() if "params" in vars(self._runtime) else {}
+        from ..runtime.params import immutable
+
+        runtime = vars(self).get("_runtime") or ("_flat" in vars(self) and self._runtime) or None
+        spec, changes, unchecked = self.spec, self.spec.changes, {} if runtime is None else runtime.unchecked
+        known = runtime.params.on_host() if runtime is not None and "params" in vars(runtime) else {}
         own = {n: v for n, v in known.items() if n not in changes}
         held = analysis.parameters(spec.graph) | dict(changes)
         narrow = {
@@ -128,6 +163,8 @@ class Parameters:
 
 def _on_host(value: Any) -> Any:
     """A parameter for reading: on a CPU a NumPy array, which shares the memory of a JAX array."""
+    from ..runtime.params import device_of, is_cpu
+
     return np.asarray(value) if isinstance(value, jax.Array) and is_cpu(device_of([value])) else value
 
 
@@ -141,7 +178,7 @@ def register(cls: type[Parameters]) -> None:
     def of_leaves(structure: Structure | Names, leaves: Any) -> Parameters:
         model = object.__new__(cls)
         vars(model)["_flat"] = tuple(leaves), structure
-        if isinstance(structure, Structure):
+        if not isinstance(structure, Names):
             own = {n: getattr(structure.spec, n) for n in cls.__annotations__}
             vars(model).update(own, types=structure.spec.stored)
         return model

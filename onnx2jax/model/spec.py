@@ -6,19 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import numpy as np
 
-from ..eval.interpreter import Settings
+from ..eval.settings import Settings
 from ..ir import analysis
 from ..ir.casts import bounded
 from ..ir.graph import Graph, Imported, read_constants
-from ..ir.precision import narrow_parameters
 from ..proto.mapped import load
 from ..proto.origin import Origin
 from ..proto.types import TensorType, ValueInfo
-from ..sharding.rules import Placement
 from .calls import arguments, buckets
 from .options import Options
 
@@ -30,6 +28,10 @@ class Source(NamedTuple):
 
     imported: Imported
     rewritten: Graph
+
+
+if TYPE_CHECKING:
+    from ..sharding.rules import Placement
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,8 +146,12 @@ class Spec:
     def stored(self) -> Mapping[str, TensorType]:
         """Shape and dtype of each parameter as it is kept: weights are in the compute dtype if nothing else is."""
         dtype = self.settings.dtype
-        narrow = frozenset() if dtype is None else narrow_parameters(self.graph)
-        return {n: TensorType(dtype, t.shape) if dtype and n in narrow else t for n, t in self.types.items()}
+        if dtype is None:
+            return self.types
+        from ..ir.precision import narrow_parameters
+
+        narrow = narrow_parameters(self.graph)
+        return {n: TensorType(dtype, t.shape) if n in narrow else t for n, t in self.types.items()}
 
     @property
     def narrow(self) -> frozenset[str]:

@@ -50,9 +50,9 @@ class Structure:
         self.declared, self.growth, self.compared = Declarations(spec.graph.inputs, spec.outputs), CacheGrowth(), 0
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, Names):
-            return other == self
-        return self is other or (isinstance(other, Structure) and self.spec.differs_only_in_values(other.spec))
+        if not isinstance(other, Structure):
+            return NotImplemented
+        return self is other or self.spec.differs_only_in_values(other.spec)
 
     def __hash__(self) -> int:
         return self._hash
@@ -86,16 +86,3 @@ class Structure:
         """The type that a new value of a parameter has to have: as it is kept, or that of the file."""
         kept, given = self.spec.stored[name], self.spec.types[name]
         return given if getattr(value, "dtype", None) == given.dtype else kept
-
-
-class Names:
-    """The static part of a Model in a program of ``jax.export`` that was read from a file: its parameters' names."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self.names = tuple(names)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Names | Structure) and self.names == other.names
-
-    def __hash__(self) -> int:
-        return hash(self.names)

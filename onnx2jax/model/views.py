@@ -1,29 +1,23 @@
-"""A Model's methods that report on it, or derive another model from its graph."""
+"""A Model's methods that report on it, or derive another model from its graph: each imports what it needs."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from ..errors import known_keywords
 from ..ir.graph import Graph
-from ..proto import atomic
 from ..proto.types import ValueInfo
 from .calls.arguments import by_name
-from .changes import parts
-from .changes.simplified import simplified
-from .devices.explained import explained
 from .parameters import Parameters
-from .reports.card import card
-from .reports.drawing import svg
-from .reports.page import Facts, facts, page
-from .reports.profile import Profile, profile
-from .reports.summary import Summary, summary
-from .reports.verification import Verification
-from .reports.verify import verify
-from .spec import Spec
+
+if TYPE_CHECKING:
+    from .reports.profile import Profile
+    from .reports.summary import Summary
+    from .reports.verification import Verification
+    from .spec import Spec
 
 
 class Views(Parameters):
@@ -51,6 +45,8 @@ class Views(Parameters):
         >>> model.cut(outputs=node.outputs)(np.zeros((1, 1, 8, 8), np.float32)).shape[0]
         1
         """
+        from .changes import parts
+
         return parts.with_graph(self, parts.cut(self.graph, inputs, outputs))
 
     def values(self, /, *args: Any, names: str | Sequence[str] = "*", rng: Any = None, **named: Any) -> dict[str, Any]:
@@ -73,6 +69,8 @@ class Views(Parameters):
         >>> values["logits"].shape
         (1, 10)
         """
+        from .changes import parts
+
         wanted = parts.matching(self.graph, names)
         models = self._runtime.inner_models
         if tuple(wanted) not in models:
@@ -103,6 +101,8 @@ class Views(Parameters):
         >>> float(silent(np.ones((1, 1, 8, 8), np.float32)).max())
         0.0
         """
+        from .changes import parts
+
         options = {"bucket": self.spec.bucket, "max_size": self.spec.max_size}
         return parts.with_graph(self, parts.replaced(self.graph, functions), **options)
 
@@ -147,6 +147,8 @@ class Views(Parameters):
         >>> [node.op_type for node in small.graph.nodes], small.params["v"].tolist()
         (['MatMul', 'Relu'], [[2.0, 4.0], [6.0, 8.0]])
         """
+        from .changes.simplified import simplified
+
         return simplified(self, merge_products=merge_products)
 
     def verify(
@@ -190,6 +192,8 @@ class Views(Parameters):
         >>> model.verify(against="onnxruntime").ok
         True
         """
+        from .reports.verify import verify
+
         keywords = ["against", "each_node", "rtol", "atol", "seed"]
         inputs = by_name(self.inputs, self.optional, args, named, keywords) if args or named else None
         return verify(self, inputs, against, each_node, rtol, atol, seed)
@@ -213,6 +217,8 @@ class Views(Parameters):
         >>> found.nodes[-1].operator, dict(found.nodes[-1].outputs), found.nodes[-1].flops
         ('Gemm', {'logits': 'float32[2, 10]'}, 40980)
         """
+        from .reports.summary import summary
+
         return summary(self, by_name(self.inputs, self.optional, args, named, ["dims"]), dims)
 
     def profile(self, /, *args: Any, calls: int = 20, rng: Any = None, **named: Any) -> Profile:
@@ -240,6 +246,8 @@ class Views(Parameters):
         >>> found.nodes[0].seconds > 0, "Conv" in found.operators
         (True, True)
         """
+        from .reports.profile import profile
+
         return profile(self, args, named, rng, calls)
 
     @known_keywords
@@ -279,6 +287,10 @@ class Views(Parameters):
         ...     model.draw(f"{folder}/digits.html").read_text().count("<svg id=")
         1
         """
+        from ..proto import atomic
+        from .reports.drawing import svg
+        from .reports.page import facts, page
+
         path = Path(path)
         if path.suffix.lower() == ".svg":
             text = svg(self.graph)
@@ -289,6 +301,9 @@ class Views(Parameters):
         return path
 
     def _repr_html_(self) -> str:
+        from .reports.card import card
+        from .reports.page import Facts, page
+
         return card(self, self._runtime.program.rows(), page(self, Facts()))
 
     def explain_sharding(self, /, *args: Any, **named: Any) -> str:
@@ -315,4 +330,6 @@ class Views(Parameters):
         >>> print(model.explain_sharding(image).splitlines()[-1])
         collective-permute  0       0
         """
+        from .devices.explained import explained
+
         return explained(self, args, named)

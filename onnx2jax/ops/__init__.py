@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-
 if __name__ != "onnx2jax.ops":
-    # Imported through the symbolic link at the top of the repository, every operator would register twice.
+    # Imported through the symbolic link at the top of the repository, every operator would be another one.
     raise ImportError(f"import onnx2jax.ops, not {__name__}: the folder ops beside onnx2jax is a link for readers")
 
 from .registry import MayBeEmpty, Shaped, Static, op
 
 __all__ = ["MayBeEmpty", "Shaped", "Static", "op"]
-
-for _module in pkgutil.walk_packages(__path__, f"{__name__}."):
-    importlib.import_module(_module.name)
-
-importlib.import_module(f"{__name__}.microsoft.operands").check_all()
-importlib.import_module(f"{__name__}.registry").mark_built_ins()

@@ -1,4 +1,7 @@
-"""The operator registry: registration by decorator, look-up by domain, name and opset."""
+"""The operator registry: registration by decorator, look-up by domain, name and opset.
+
+A look-up imports the module that defines the operator (``index.py``), and reads the signature of its function then.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,18 @@ import dataclasses
 import functools
 import inspect
 import sys
+import threading
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from importlib import import_module
 from inspect import Parameter, Signature, signature
 from types import CodeType
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypedDict, TypeVar, Unpack
 
 from ..proto.names import normal_domain
 from .arrays import in_float32
+from .index import MODULES
 
 Static = Annotated[Any, "static"]
 """Marks a parameter whose *value* must be known before compiling: a shape, axes, a count."""
@@ -190,8 +196,53 @@ class Operator:
         )
 
 
-_OPERATORS: dict[tuple[str, str], list[Operator]] = {}
+Wrapper = Callable[[Callable[..., Any], tuple[str, ...]], Callable[..., Any]]
+"""(function, names of its inputs) -> the function in its place."""
+
+
+@dataclass(frozen=True)
+class Registration:
+    """A version of an operator, whose signature is read when it is first looked up.
+
+    Attributes:
+        module: the module of this package that registered it; "" for a user's.
+    """
+
+    domain: str
+    name: str
+    since: int
+    function: Callable[..., Any] | None
+    traits: Traits
+    instead: str = ""
+    module: str = ""
+
+    @property
+    def operator(self) -> Operator:
+        """The operator: the same object at each look-up, in all threads."""
+        with _LOCK:
+            known: Operator | None = vars(self).get("_operator")
+            if known is None:
+                known = vars(self)["_operator"] = self._described()
+            return known
+
+    def _described(self) -> Operator:
+        function, declared = self.function, dict[str, Any]()
+        if function is not None:
+            declared = _describe(self.domain, function)
+            wrapper = _WRAPPERS.get((self.domain, self.name)) if self.module else None
+            function = wrapper(function, declared["inputs"]) if wrapper else function
+        if self.module:
+            _BUILT_IN[self.domain, self.name, self.since] = function
+        return Operator(self.domain, self.name, self.since, function, **declared, instead=self.instead, **self.traits)
+
+
+_LOCK: Final = threading.RLock()
+_OPERATORS: dict[tuple[str, str], list[Registration]] = {}
+"""The registered versions of each operator, the newest first."""
+_ADDED: dict[tuple[str, str], Traits] = {}
+"""Traits of this package's operators that other modules set."""
 _REFUSED: dict[tuple[str, str], str] = {}
+_WRAPPERS: dict[tuple[str, str], Wrapper] = {}
 _BUILT_IN: dict[tuple[str, str, int], Callable[..., Any] | None] = {}
 
 
@@ -226,12 +277,18 @@ def op(
 
     def register(function: F) -> F:
         registered = in_float32(function) if half == "float32" else function
-        _add(_describe(normal_domain(domain), name, since, registered), replace, traits)
+        registration = Registration(normal_domain(domain), name, since, registered, traits, module=module)
+        if not module:
+            _load(registration.domain, name)
+            _describe(registration.domain, registered)  # a wrong annotation raises here, not in convert
+        _add(registration, replace)
         return function
 
     if unknown := traits.keys() - Traits.__annotations__.keys():
         raise TypeError(f"op() has no trait {sorted(unknown)}; the traits are {list(Traits.__annotations__)}")
 
+    caller = sys._getframe(1).f_globals.get("__name__", "")  # a user's function may have any name and module
+    module = caller.removeprefix(f"{__package__}.") if caller.startswith(f"{__package__}.") else ""
     return register
 
 
@@ -272,7 +329,8 @@ def taking(*inputs: str, **attributes: Any) -> Callable[[F], F]:
 
 def deprecated(name: str, *, domain: str = "", since: int, instead: str) -> None:
     """Register the operator as deprecated from opset ``since`` on; ``instead`` names its replacement."""
-    _add(Operator(normal_domain(domain), name, since, None, instead=instead), False, {})
+    module = sys._getframe(1).f_globals["__name__"].removeprefix(f"{__package__}.")
+    _add(Registration(normal_domain(domain), name, since, None, {}, instead, module), False)
 
 
 def refuse(name: str, *, domain: str, instead: str) -> None:
@@ -282,35 +340,43 @@ def refuse(name: str, *, domain: str, instead: str) -> None:
 
 def refused(domain: str, name: str) -> str:
     """What to do instead of an operator that is unsupported on purpose; "" for others."""
+    load_all()
     return _REFUSED.get((normal_domain(domain), name), "")
 
 
 def resolve(domain: str, name: str, opset: int = sys.maxsize) -> Operator | None:
     """The newest registration with ``since`` not above ``opset`` (default: the newest of all), or None."""
-    for operator in _OPERATORS.get((normal_domain(domain), name), ()):  # the newest first
-        if operator.since <= opset:
-            return operator
+    domain = normal_domain(domain)
+    _load(domain, name)
+    for version in _OPERATORS.get((domain, name), ()):  # the newest first
+        if version.since <= opset:
+            return version.operator
     return None
 
 
+def _load(domain: str, name: str) -> None:
+    """Import the module that defines an operator; another thread that imports it is waited for."""
+    if module := MODULES.get((domain, name)):
+        import_module(f"{__package__}.{module}")
+
+
+def load_all() -> None:
+    """Import the modules of all operators."""
+    for module in sorted({*MODULES.values()}):
+        import_module(f"{__package__}.{module}")
+
+
 def add_traits(domain: str, name: str, **traits: Unpack[Traits]) -> None:
-    """Set more traits of a registered operator, in all its versions."""
+    """Set more traits of an operator of this package, in all its versions."""
     key = normal_domain(domain), name
-    _OPERATORS[key] = [dataclasses.replace(v, **traits) for v in _OPERATORS[key]]
+    _ADDED.setdefault(key, {}).update(traits)
+    if key in _OPERATORS:
+        _OPERATORS[key] = [dataclasses.replace(v, traits=v.traits | traits) for v in _OPERATORS[key]]
 
 
-def wrap(domain: str, name: str, wrapper: Callable[[Callable[..., Any], tuple[str, ...]], Callable[..., Any]]) -> None:
-    """Replace an operator's functions, in all its versions, by ``wrapper(function, names of its inputs)``."""
-    key = normal_domain(domain), name
-    versions = _OPERATORS[key]
-    _OPERATORS[key] = [
-        dataclasses.replace(v, function=wrapper(v.function, v.inputs)) if v.function else v for v in versions
-    ]
-
-
-def mark_built_ins() -> None:
-    """Mark all current registrations as the package's own."""
-    _BUILT_IN.update({(v.domain, v.name, v.since): v.function for group in _OPERATORS.values() for v in group})
+def wrap(domain: str, name: str, wrapper: Wrapper) -> None:
+    """Replace an operator's functions, in all its versions, by ``wrapper``'s; before its module is imported."""
+    _WRAPPERS[normal_domain(domain), name] = wrapper
 
 
 def is_built_in(operator: Operator) -> bool:
@@ -330,6 +396,7 @@ def supported() -> dict[str, dict[str, tuple[int, ...]]]:
     (1, 13)
     """
     table: dict[str, dict[str, tuple[int, ...]]] = {}
+    load_all()
     for (domain, name), versions in sorted(_OPERATORS.items()):
         table.setdefault(domain, {})[name] = tuple(sorted(v.since for v in versions))
     return table
@@ -345,19 +412,18 @@ def _registered(domain: str, name: str, since: int) -> Operator:
     return operator
 
 
-def _add(operator: Operator, replace: bool, traits: Traits) -> None:
-    key = operator.domain, operator.name
-    versions = _OPERATORS.get(key, [])
-    same = [v for v in versions if v.since == operator.since]
-    if same and not replace:
+def _add(registration: Registration, replace: bool) -> None:
+    domain, name, since = registration.domain, registration.name, registration.since
+    versions = _OPERATORS.get((domain, name), [])
+    if not replace and any(v.since == since for v in versions):
         raise ValueError(
-            f"{operator.domain or 'ai.onnx'}.{operator.name} since opset {operator.since} is registered "
-            f"already; to override it: op({operator.name!r}, since={operator.since}, replace=True)"
+            f"{domain or 'ai.onnx'}.{name} since opset {since} is registered "
+            f"already; to override it: op({name!r}, since={since}, replace=True)"
         )
-    known = {trait: getattr(v, trait) for v in versions for trait in Traits.__annotations__}  # equal in all versions
-    known |= {"heavy": True} | traits if traits.get("product") else traits
-    versions = sorted([v for v in versions if v not in same] + [operator], key=lambda v: -v.since)
-    _OPERATORS[key] = [dataclasses.replace(v, **known) for v in versions]
+    traits = versions[0].traits if versions else _ADDED.get((domain, name), {})  # equal in all versions
+    traits = traits | ({"heavy": True} if registration.traits.get("product") else {}) | registration.traits
+    versions = sorted([v for v in versions if v.since != since] + [registration], key=lambda v: -v.since)
+    _OPERATORS[domain, name] = [dataclasses.replace(v, traits=traits) for v in versions]
 
 
 @functools.cache
@@ -373,7 +439,8 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     return {k: eval(_compiled(hint), scope) if isinstance(hint, str) else hint for k, hint in hints.items()}
 
 
-def _describe(domain: str, name: str, since: int, function: Callable[..., Any]) -> Operator:
+def _describe(domain: str, function: Callable[..., Any]) -> dict[str, Any]:
+    """The fields of an Operator that the signature of its function declares."""
     hints = _hints(function)
     names: dict[Any, list[str]] = {}
     positive = set()
@@ -386,18 +453,17 @@ def _describe(domain: str, name: str, since: int, function: Callable[..., Any]) 
         return frozenset(k for k, hint in hints.items() if mark in getattr(hint, "__metadata__", ()))
 
     keywords = frozenset(names.get(Parameter.KEYWORD_ONLY, ()))
-    return Operator(
-        domain, name, since, function,
-        inputs=(*names.get(Parameter.POSITIONAL_ONLY, ()), *names.get(Parameter.POSITIONAL_OR_KEYWORD, ())),
-        variadic=names.get(Parameter.VAR_POSITIONAL, [None])[0],
-        attributes=keywords - FIXTURES,
-        static=marked("static"),
-        may_be_traced=marked("may be traced"),
-        relative=marked("relative"),
-        shaped=marked("shaped"),
-        may_be_empty=marked("may be empty"),
-        fixtures=keywords & FIXTURES,
-        choices={k: typing.get_args(hint) for k, hint in hints.items() if typing.get_origin(hint) is Literal},
-        positive=frozenset(positive) & keywords if domain in ("", "com.microsoft") else frozenset(),
-        together=getattr(function, "together", None),
-    )  # fmt: skip
+    return {
+        "inputs": (*names.get(Parameter.POSITIONAL_ONLY, ()), *names.get(Parameter.POSITIONAL_OR_KEYWORD, ())),
+        "variadic": names.get(Parameter.VAR_POSITIONAL, [None])[0],
+        "attributes": keywords - FIXTURES,
+        "static": marked("static"),
+        "may_be_traced": marked("may be traced"),
+        "relative": marked("relative"),
+        "shaped": marked("shaped"),
+        "may_be_empty": marked("may be empty"),
+        "fixtures": keywords & FIXTURES,
+        "choices": {k: typing.get_args(hint) for k, hint in hints.items() if typing.get_origin(hint) is Literal},
+        "positive": frozenset(positive) & keywords if domain in ("", "com.microsoft") else frozenset(),
+        "together": getattr(function, "together", None),
+    }

@@ -7,18 +7,47 @@ major version of protobuf only.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.resources import files
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-_POOL = descriptor_pool.DescriptorPool()
-for _file in descriptor_pb2.FileDescriptorSet.FromString(files(__package__).joinpath("onnx.binpb").read_bytes()).file:
-    _POOL.AddSerializedFile(_file.SerializeToString())
+def _empty_pool() -> tuple[Any, Callable[[Any], Any]]:
+    """An empty descriptor pool, and the function from a message's descriptor to its class.
+
+    Both of protobuf's C library: its public modules ``descriptor_pool`` and ``message_factory``, which do the same,
+    import the messages in Python too, and that takes longer than converting a small file.
+    """
+    try:
+        from google.protobuf.descriptor import _message as library  # type: ignore[attr-defined]
+        from google.protobuf.message import Message
+        from google.protobuf.pyext.cpp_message import GeneratedProtocolMessageType  # type: ignore[import-not-found]
+
+        pool = library.DescriptorPool()
+    except (ImportError, AttributeError):
+        from google.protobuf import descriptor_pool, message_factory
+
+        return descriptor_pool.DescriptorPool(), message_factory.GetMessageClass
+    classes: dict[str, Any] = {}
+
+    def class_of(descriptor: Any) -> Any:
+        if descriptor.full_name not in classes:
+            members = {"DESCRIPTOR": descriptor, "__module__": None}
+            classes[descriptor.full_name] = GeneratedProtocolMessageType(descriptor.name, (Message,), members)
+            for field in descriptor.fields:
+                if field.message_type:
+                    class_of(field.message_type)
+        return classes[descriptor.full_name]
+
+    return pool, class_of
+
+
+_POOL, _class_of = _empty_pool()
+_POOL.AddSerializedFile(files(__package__).joinpath("onnx.binpb").read_bytes())
 
 
 def _message(name: str) -> Any:
-    return message_factory.GetMessageClass(_POOL.FindMessageTypeByName(f"onnx2jax.{name}"))
+    return _class_of(_POOL.FindMessageTypeByName(f"onnx2jax.{name}"))
 
 
 ModelProto = _message("ModelProto")

@@ -19,10 +19,9 @@ import numpy as np
 
 from .. import compat
 from ..proto import atomic
+from .cache_folder import VARIABLE
 from .executable import Kept
 
-VARIABLE: Final = "ONNX2JAX_CACHE_DIR"
-"""The environment variable with the folder of models whose ``cache_dir`` is left out."""
 DIGEST: Final = 32
 """Bytes of a SHA-256."""
 
@@ -32,13 +31,6 @@ class Entry(NamedTuple):
 
     path: Path
     key: bytes
-
-
-def folder(cache_dir: str | os.PathLike[str] | bool | None) -> Path | None:
-    """The folder that ``convert(cache_dir=)`` means: True is that of the environment variable, if it is set."""
-    if cache_dir is True:
-        cache_dir = os.environ.get(VARIABLE) or None
-    return None if cache_dir is None or cache_dir is False else Path(cache_dir)
 
 
 class Store:

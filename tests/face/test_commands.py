@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import onnxruntime
 import pytest
 
 from onnx2jax import __version__, cli, convert, demo_decoder, demo_model, load_exported
-from onnx2jax.ops import registry
+from tests.support.registered import spoil
 
 MODEL = str(demo_model())
 HALF = ("--dtype", "float16")
@@ -32,13 +31,10 @@ def test_verify_a_correct_model(capsys: pytest.CaptureFixture[str], tmp_path: Pa
 def test_verify_a_wrong_model(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    operator = registry.resolve("", "Relu")
-    assert operator is not None
-
     def wrong(X: Any) -> Any:
         return abs(X)
 
-    monkeypatch.setitem(registry._OPERATORS, ("", "Relu"), [dataclasses.replace(operator, since=1, function=wrong)])
+    spoil(monkeypatch, "", "Relu", wrong)
     monkeypatch.chdir(tmp_path)
     assert cli.main(["verify", MODEL, "--against", "reference", "--json"]) == 1
     said = capsys.readouterr()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +13,7 @@ from onnx2jax.ops import registry
 from onnx2jax.ops.arrays import is_known
 from tests.ops import test_branches
 from tests.support.drawing import is_float, limits
+from tests.support.registered import spoil
 from tests.tables.folding import ELEMENTWISE
 
 
@@ -148,7 +148,7 @@ def test_a_planted_bug_is_found(name: str, wrong: Callable[..., Any], monkeypatc
         with np.errstate(all="ignore"):
             return wrong(results, *inputs, **{k: v for k, v in attributes.items() if k != "n_outputs"})
 
-    monkeypatch.setitem(registry._OPERATORS, ("", name), [dataclasses.replace(operator, function=spoilt)])
+    spoil(monkeypatch, "", name, spoilt, operator.since)
     extremes = [test_branches.of_extremes(name)] if name in ELEMENTWISE else []
     with pytest.raises(AssertionError):
         test_branches.check([*extremes, test_branches.of_cases(("", name))])

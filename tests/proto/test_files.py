@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -303,23 +304,29 @@ def test_every_supported_protobuf(major: int, tmp_path: Path) -> None:
     assert done.stdout.strip() == "image"
 
 
-def test_the_descriptor_is_compiled_from_the_proto_file(tmp_path: Path) -> None:
-    """`make proto` compiles onnx.proto into onnx.binpb."""
+PROTO = Path(onnx2jax.__file__).parent / "proto"
+
+
+def compiled(folder: Path) -> Any:
+    """The descriptor of onnx.proto; ``folder`` is for protoc's output."""
     from google.protobuf import descriptor_pb2
     from grpc_tools import protoc  # type: ignore[import-untyped]
 
-    folder = Path(onnx2jax.__file__).parent / "proto"
-    made = tmp_path / "made.binpb"
-    assert protoc.main(["protoc", f"-I{folder}", f"--descriptor_set_out={made}", "onnx.proto"]) == 0
-    kept, new = (descriptor_pb2.FileDescriptorSet.FromString(p.read_bytes()) for p in (folder / "onnx.binpb", made))
-    assert kept == new
+    made = folder / "made.binpb"
+    assert protoc.main(["protoc", f"-I{PROTO}", f"--descriptor_set_out={made}", "onnx.proto"]) == 0
+    (file,) = descriptor_pb2.FileDescriptorSet.FromString(made.read_bytes()).file
+    return file
+
+
+def test_the_descriptor_is_compiled_from_the_proto_file(tmp_path: Path) -> None:
+    new = compiled(tmp_path)
+    assert type(new).FromString((PROTO / "onnx.binpb").read_bytes()) == new, "python -m tests.proto.test_files"
 
 
 def test_field_numbers_match_the_onnx_package() -> None:
     from google.protobuf import descriptor_pb2
 
-    folder = Path(onnx2jax.__file__).parent / "proto"
-    (file,) = descriptor_pb2.FileDescriptorSet.FromString((folder / "onnx.binpb").read_bytes()).file
+    file = descriptor_pb2.FileDescriptorProto.FromString((PROTO / "onnx.binpb").read_bytes())
 
     def fields(message: Any, prefix: str = "") -> dict[str, Any]:
         found = {f"{prefix}{message.name}.{f.name}": (f.number, f.label, f.type) for f in message.field}
@@ -336,3 +343,8 @@ def test_field_numbers_match_the_onnx_package() -> None:
         module.DESCRIPTOR.CopyToProto(proto)
         theirs |= {k: v for m in proto.message_type for k, v in fields(m).items()}
     assert ours == theirs
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as temporary:
+        (PROTO / "onnx.binpb").write_bytes(compiled(Path(temporary)).SerializeToString())

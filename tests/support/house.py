@@ -39,6 +39,8 @@ from traced starts, 19.7 before NaN stayed out of what does not read it, and sha
 before edge values were compared with both references, and XLA no longer folded known indices while it compiles."""
 
 IGNORED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+GENERATED: Final = frozenset({"ops.index"})
+"""Modules that a command writes, whose lines are not counted."""
 PACKAGE: Final = Path(onnx2jax.__file__).parent
 
 
@@ -113,7 +115,7 @@ def arrows() -> dict[str, set[str]]:
 def main() -> int:
     """Print the report; 1 if operators take more lines than the ratchet allows."""
     lines: Counter[str] = Counter()
-    for module, path in modules().items():
+    for module, path in ((m, p) for m, p in modules().items() if m not in GENERATED):
         lines[package_of(module)] += code_lines(path.read_text(encoding="utf-8"))
     targets = arrows()
     for layer, packages in LAYERS:

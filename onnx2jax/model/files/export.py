@@ -8,14 +8,14 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import jax
 import numpy as np
-from jax import export
+from jax import export as jax_export
 
 from ... import compat, progress
 from ...errors import (
@@ -25,24 +25,20 @@ from ...errors import (
     OperatorError,
     ShardingError,
     UnsupportedError,
-    known_keywords,
 )
-from ...ir.graph import Graph
 from ...proto import atomic, npz
 from ...proto.types import TensorType, ValueInfo
-from ...sharding.rules import Placement
 from ...sharding.stages import Staged
 from ..calls.arguments import named_dims
 from ..calls.outputs import exportable
 from . import stablehlo
 from .extents import free_dimensions, images, symbolic
 from .requirements import fixed_extents, requirements, suggested
-from .save import save
 
 ABOUT: Final = "about.json"
 """The order of inputs and outputs, which JAX sorts, and the checksum of the program."""
 PROGRAM: Final = "program.bin"
-"""The serialized ``jax.export.Exported``: a function of weights by name, inputs by name and, if it draws, a key."""
+"""The serialized ``jax.jax_export.Exported``: a function of weights by name, inputs by name and, if it draws, a key."""
 WEIGHTS: Final = "weights.npz"
 BYTECODE: Final = "program.mlirbc"
 """Portable StableHLO: a function ``main`` of positional arrays, which about.json lists."""
@@ -58,116 +54,44 @@ PATIENCE: Final = 20.0
 _LOGGER: Final = logging.getLogger("onnx2jax.export")
 
 
-class Exports:
-    """The methods of a Model that write files."""
-
-    graph: Graph
-    inputs: tuple[ValueInfo, ...]
-    outputs: tuple[ValueInfo, ...]
-    placement: Placement | None
-    params: Any
-    apply: Callable[..., Any]
-
-    def save(self, path: str | os.PathLike[str], **options: Any) -> Path:
-        """Write the model with its present weights to an ONNX file: ``onnx2jax.save(model, path)``.
-
-        Args:
-            path: the file to write.
-            **options: keywords of ``onnx2jax.save``.
-
-        >>> import onnx2jax, tempfile
-        >>> model = onnx2jax.convert(onnx2jax.demo_model())
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     model.save(f"{folder}/digits.onnx").name
-        'digits.onnx'
-        """
-        return save(self, path, **options)
-
-    @known_keywords
-    def export(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        dims: Mapping[str, int | str] | None = None,
-        constraints: Sequence[str] = (),
-        platforms: Sequence[str] | None = None,
-        weights: Literal["beside", "inside"] = "beside",
-        text: bool = False,
-        format: Literal["jax", "stablehlo"] = "jax",
-    ) -> Path:
-        """Write the model as a program of ``jax.export``, for machines that have jax and not this library.
-
-        Dimension variables of the file become symbolic dimensions, so one program supports all extents from 1 on; of
-        an image's size, if need be, only the multiples of 2, 4, ... or 64, which ``about.json`` lists. The
-        folder contains ``program.bin``, ``weights.npz`` with ``params`` by name, and ``about.json``. ``load_exported``
-        reads it; with jax, flatbuffers and NumPy alone::
-
-            exported = jax.export.deserialize(Path("out/program.bin").read_bytes())
-            types = jax.tree.unflatten(exported.in_tree, exported.in_avals)[0][0]
-            with np.load("out/weights.npz") as file:  # NumPy's format stores bfloat16, int4, ... as bytes
-                weights = {name: file[name].view(type.dtype) for name, type in types.items()}
-            with jax.enable_x64(True):  # if an input has 64 bits
-                outputs = exported.call(weights, {"image": images})  # by name; a random key comes third
-
-        ``format="stablehlo"`` writes portable StableHLO bytecode for other compilers, such as IREE: ``program.mlirbc``
-        with a function ``main`` of positional arrays, whose names, dtypes and shapes ``about.json`` lists under
-        ``arguments`` (inputs, two words of a random key, weights) and ``results``. All extents are fixed there.
-
-        Args:
-            path: the folder, created if it does not exist.
-            dims: by dimension variable an extent, ``{"batch": 8}``, or an expression of others and of new symbols:
-                ``{"total": "past + sequence"}``; ``{"past": "p - 1"}`` may be 0. A dimension without a name is called
-                ``input_axis``; characters that are invalid in Python's identifiers become ``_`` in symbols.
-            constraints: constraints on symbols, as for ``jax.export.symbolic_shape``: ``["sequence <= 512"]``.
-            platforms: platforms to lower for: ``cpu``, ``cuda``, ``rocm``, ``tpu``; none of them need be available. The
-                default is cpu, cuda and tpu; a StableHLO program is for one, by default cpu.
-            weights: ``"inside"`` makes them constants of the program; there is no ``weights.npz`` then.
-            text: write the program as StableHLO's text too, ``program.mlir``.
-            format: ``"jax"``, which ``load_exported`` reads, or ``"stablehlo"``.
-
-        Returns:
-            The folder.
-
-        Raises:
-            InputNameError, InputShapeError: ``dims`` or ``constraints`` do not match the model; an unknown platform.
-            KnownValueError: the model is no single program: see ``explain``.
-            UnsupportedError: an input is no tensor of numbers, JAX cannot lower an operation for a platform, or a
-                StableHLO program calls functions that only XLA has.
-            ImportError: flatbuffers is not installed, which the format of jax needs.
-
-        >>> import numpy as np, onnx2jax, tempfile
-        >>> model = onnx2jax.convert(onnx2jax.demo_model())
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     again = onnx2jax.load_exported(model.export(f"{folder}/out", platforms=["cpu"]))
-        >>> again(np.zeros((2, 1, 8, 8), np.float32)).shape
-        (2, 10)
-        """
-        _check_arguments(format, platforms, weights)
-        folder = Path(path)
-        if folder.exists() and not folder.is_dir():
-            raise NotADirectoryError(f"{str(folder)!r} is a file; export writes a folder")
-        _check(self)
-        params = dict(self.params) if weights == "beside" else {}
-        fixed = dict(dims or {})
-        names = {"inputs": [v.name for v in self.inputs], "outputs": [v.name for v in self.outputs]}
-        about: dict[str, Any] = {"format": format, **names, "constraints": list(constraints), "jax": jax.__version__}
-        with compat.enable_x64():
-            if format == "stablehlo":
-                shapes = symbolic(self.inputs, fixed, constraints)
-                exported = _lowered(stablehlo.function(self, params, shapes), platforms or ("cpu",), shapes)
-                name, program = BYTECODE, exported.mlir_module_serialized
-                about |= stablehlo.about(self, exported, params)
-            else:
-                exported, multiples, bounds = _with_multiples(self, params, fixed, constraints, platforms)
-                name, program = PROGRAM, _serialized(exported)
-                about |= {"constraints": bounds} | ({"multiples": multiples} if multiples else {})
-        files: dict[str, atomic.Write] = {name: lambda file: file.write(program)}
-        if params:
-            files[WEIGHTS] = partial(_write_weights, params)
-        if text:
-            files[TEXT] = lambda file: file.write(exported.mlir_module().encode())
-        _write(folder, {**about, "sha256": digest(names, program)}, files)
-        return folder
+def export(
+    model: Any,
+    path: str | os.PathLike[str],
+    *,
+    dims: Mapping[str, int | str] | None,
+    constraints: Sequence[str],
+    platforms: Sequence[str] | None,
+    weights: Literal["beside", "inside"],
+    text: bool,
+    format: Literal["jax", "stablehlo"],
+) -> Path:
+    """Write a model as a program of ``jax.export``; see ``Exports.export``."""
+    _check_arguments(format, platforms, weights)
+    folder = Path(path)
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"{str(folder)!r} is a file; export writes a folder")
+    _check(model)
+    params = dict(model.params) if weights == "beside" else {}
+    fixed = dict(dims or {})
+    names = {"inputs": [v.name for v in model.inputs], "outputs": [v.name for v in model.outputs]}
+    about: dict[str, Any] = {"format": format, **names, "constraints": list(constraints), "jax": jax.__version__}
+    with compat.enable_x64():
+        if format == "stablehlo":
+            shapes = symbolic(model.inputs, fixed, constraints)
+            exported = _lowered(stablehlo.function(model, params, shapes), platforms or ("cpu",), shapes)
+            name, program = BYTECODE, exported.mlir_module_serialized
+            about |= stablehlo.about(model, exported, params)
+        else:
+            exported, multiples, bounds = _with_multiples(model, params, fixed, constraints, platforms)
+            name, program = PROGRAM, _serialized(exported)
+            about |= {"constraints": bounds} | ({"multiples": multiples} if multiples else {})
+    files: dict[str, atomic.Write] = {name: lambda file: file.write(program)}
+    if params:
+        files[WEIGHTS] = partial(_write_weights, params)
+    if text:
+        files[TEXT] = lambda file: file.write(exported.mlir_module().encode())
+    _write(folder, {**about, "sha256": digest(names, program)}, files)
+    return folder
 
 
 def _check_arguments(format: str, platforms: Sequence[str] | None, weights: str) -> None:
@@ -185,7 +109,7 @@ def _check_arguments(format: str, platforms: Sequence[str] | None, weights: str)
         raise InputNameError(f"weights is {weights!r}; it is 'beside' (a file next to the program) or 'inside'")
 
 
-def _function(model: Exports, params: Mapping[str, Any], shapes: Mapping[str, Any]) -> tuple[Any, list[Any]]:
+def _function(model: Any, params: Mapping[str, Any], shapes: Mapping[str, Any]) -> tuple[Any, list[Any]]:
     """The model as a jitted function of weights by name, inputs by name and perhaps a key; and the arguments' types."""
 
     def program(weights: Mapping[str, Any], inputs: Mapping[str, Any], *rng: Any) -> dict[str, Any]:
@@ -194,18 +118,18 @@ def _function(model: Exports, params: Mapping[str, Any], shapes: Mapping[str, An
 
     program.__name__ = re.sub(r"\W", "_", model.graph.name) or "onnx_model"
     weights = {n: jax.ShapeDtypeStruct(np.shape(v), v.dtype) for n, v in params.items()}
-    inputs = {v.name: jax.ShapeDtypeStruct(shapes[v.name], v.type.dtype) for v in model.inputs}  # type: ignore[union-attr]
+    inputs = {v.name: jax.ShapeDtypeStruct(shapes[v.name], v.type.dtype) for v in model.inputs}
     keys = [jax.eval_shape(lambda: jax.random.key(0))] if model.graph.draws else []
     return jax.jit(program), [weights, inputs, *keys]
 
 
 def _with_multiples(
-    model: Exports,
+    model: Any,
     params: Mapping[str, Any],
     dims: Mapping[str, int | str],
     constraints: Sequence[str],
     platforms: Sequence[str] | None,
-) -> tuple[export.Exported, dict[str, int], list[str]]:
+) -> tuple[jax_export.Exported, dict[str, int], list[str]]:
     """The program, the numbers of which free dimensions are multiples (powers of two up to STEPS), and constraints.
 
     Strides halve an image, and a skip connection adds what is doubled again: an extent of 33 has no such sum, and JAX
@@ -281,11 +205,11 @@ def _named(text: str, symbols: Mapping[str, str]) -> list[str]:
 
 def _lowered(
     program: tuple[Any, Sequence[Any]], platforms: Sequence[str], shapes: Mapping[str, Any]
-) -> export.Exported:  # fmt: skip
+) -> jax_export.Exported:  # fmt: skip
     """The exported program of a jitted function and its arguments' types; call it in 64-bit mode."""
     function, arguments = program
     try:
-        return export.export(function, platforms=platforms)(*arguments)
+        return jax_export.export(function, platforms=platforms)(*arguments)
     except KnownValueError as e:
         e.add_note("export writes a model that is one program; model.explain() shows its stages after a call")
         raise
@@ -305,7 +229,7 @@ def _lowered(
         raise error from e
 
 
-def _check(model: Exports) -> None:
+def _check(model: Any) -> None:
     """Raise for models that no exported program can represent."""
     if model.placement is not None:
         given = "stages=" if isinstance(model.placement, Staged) else "mesh="
@@ -316,7 +240,7 @@ def _check(model: Exports) -> None:
             raise UnsupportedError(f"input {info} is no tensor of numbers; an exported program takes only those{fix}")
 
 
-def _serialized(exported: export.Exported) -> bytes:
+def _serialized(exported: jax_export.Exported) -> bytes:
     try:
         return bytes(exported.serialize())
     except KeyError as e:

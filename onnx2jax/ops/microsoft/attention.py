@@ -15,7 +15,7 @@ from ..arrays import accumulator, check_shapes, is_traced, needs_known, widen, x
 from ..attention import Swish, attend, causal_conv, check_past, heads_of, linear_attention, merged, window
 from ..linalg import product
 from ..registry import op, taking
-from .fused import MICROSOFT
+from . import MICROSOFT
 from .quant import matmul_integer_to_float
 
 _MASKS = "masks: [batch], [2 * batch], [3 * batch + 2], [batch, keys], rank 3 and rank 4"

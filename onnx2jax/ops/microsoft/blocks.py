@@ -15,7 +15,7 @@ from ..attention import check_paired
 from ..indexing import BOUNDS, gather
 from ..linalg import product
 from ..registry import op
-from .fused import MICROSOFT
+from . import MICROSOFT
 from .quant import Bits, matmul_nbits
 from .streams import branches, rms_normalized
 from .weights import linear

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..arrays import check_shapes, is_traced
 from ..registry import MayBeEmpty, Static, StaticIfKnown, op, taking
+from . import MICROSOFT
 from .attention import (
     BIDIRECTIONAL_OPTIONS,
     BUFFER,
@@ -18,7 +19,6 @@ from .attention import (
     self_attention,
     split_attention,
 )
-from .fused import MICROSOFT
 
 _KEY_LAYOUT = (
     "a shared key buffer has the layout [batch, heads, max_sequence_length, size] of onnxruntime's CPU provider; its "

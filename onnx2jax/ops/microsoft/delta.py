@@ -13,7 +13,7 @@ from jax import lax
 from ..arrays import accumulator, check_shapes
 from ..attention import check_paired
 from ..registry import Static, op
-from .fused import MICROSOFT
+from . import MICROSOFT
 from .ragged import BOUNDS, Ragged, check_capture, check_flat, fields_of, slice_as, update_slice
 
 Rule = Literal["gated_delta", "linear", "gated", "delta"]

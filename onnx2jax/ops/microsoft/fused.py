@@ -20,10 +20,9 @@ from ..reduce import unique
 from ..registry import MayBeEmpty, Static, op, taking
 from ..shape import pad, range_, unsqueeze
 from ..window import WINDOW
+from . import MICROSOFT
 
 ACTIVATION_NAMES = "activations: Clip, Selu and those of the recurrent operators"
-
-MICROSOFT = "com.microsoft"
 
 
 def _fast_gelu(X, bias=None):

@@ -15,8 +15,8 @@ import numpy as np
 
 from ..arrays import check_shapes
 from ..registry import Static, op, taking
+from . import MICROSOFT
 from .decoder import repeated_ngrams
-from .fused import MICROSOFT
 
 LOWEST = np.finfo(np.float32).min
 """The score of a forbidden token."""

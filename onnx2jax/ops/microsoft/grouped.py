@@ -15,7 +15,8 @@ from ..arrays import check_shapes, dims, is_traced, widen
 from ..attention import attend, check_paired, heads_of, merged, rotary_embedding, window
 from ..indexing import write_slot
 from ..registry import MayBeEmpty, StaticIfKnown, op
-from .fused import MICROSOFT, simplified_layer_normalization
+from . import MICROSOFT
+from .fused import simplified_layer_normalization
 from .quant import unpack
 
 

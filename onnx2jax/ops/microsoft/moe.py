@@ -11,7 +11,7 @@ from jax import lax
 
 from ..arrays import check_shapes, widen
 from ..registry import UNSHARDED, op, taking
-from .fused import MICROSOFT
+from . import MICROSOFT
 from .quant import Bits, matmul_nbits, unpack
 from .weights import linear
 

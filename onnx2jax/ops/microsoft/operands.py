@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from ..arrays import check_shapes
 from ..registry import wrap
-from .fused import MICROSOFT
+from . import MICROSOFT
 
 _ROWS = "rows width|batch tokens width"
 _IDS, _VECTOR = "batch tokens", "width"
@@ -86,7 +86,5 @@ def checked(function: Callable[..., Any], inputs: tuple[str, ...], shapes: Mappi
     return call
 
 
-def check_all() -> None:
-    """Let all operators of the table check their operands."""
-    for name, shapes in SHAPES.items():
-        wrap(MICROSOFT, name, functools.partial(checked, shapes=shapes))
+for _name, _shapes in SHAPES.items():
+    wrap(MICROSOFT, _name, functools.partial(checked, shapes=_shapes))

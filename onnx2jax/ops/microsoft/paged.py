@@ -11,8 +11,8 @@ from jax import lax
 from ..arrays import check_shape, check_shapes, dims, is_traced
 from ..attention import attend, check_paired, heads_of, merged, rotary_embedding, window
 from ..registry import MayBeEmpty, StaticIfKnown, op
+from . import MICROSOFT
 from .attention import projected
-from .fused import MICROSOFT
 from .grouped import group_query_attention, normalized, sink_of, split_heads
 
 _CACHES = "quantized KV caches and those of latent attention are unsupported: use floating-point keys and values"

@@ -12,7 +12,7 @@ from ..arrays import check_shape, check_shapes, dims, xp
 from ..attention import heads_of, rotary_embedding
 from ..indexing import BOUNDS, gather
 from ..registry import Static, op, taking
-from .fused import MICROSOFT
+from . import MICROSOFT
 from .unpadded import restore_padding
 
 _SCALE = "a scale other than 1 is unsupported: onnxruntime documents it but does not implement it"

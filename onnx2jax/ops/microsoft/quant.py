@@ -22,7 +22,8 @@ from ..pool import POOL, average_pool, global_average_pool
 from ..recurrent import LAYER, lstm_layer, reversals
 from ..registry import UNSHARDED, MayBeEmpty, op, resolve, taking
 from ..window import WINDOW
-from .fused import MICROSOFT, nhwc
+from . import MICROSOFT
+from .fused import nhwc
 
 
 @op("QuantizeLinear", domain=MICROSOFT)

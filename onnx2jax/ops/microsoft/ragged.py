@@ -9,7 +9,7 @@ from jax import lax
 from ..arrays import accumulator, check_shapes, is_known, xp
 from ..attention import Swish
 from ..registry import MayBeEmpty, Static, op
-from .fused import MICROSOFT
+from . import MICROSOFT
 from .streams import SIZES, ngram_filler, ngram_hashes
 
 BOUNDS = "invalid boundaries raise if known, and otherwise yield NaN (hashes: -1)"

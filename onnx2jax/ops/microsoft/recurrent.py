@@ -11,7 +11,7 @@ import numpy as np
 from ..arrays import check_shape, check_shapes
 from ..recurrent import LAYER, layer, linear, lstm_cell, projections, recurrent_projection, reversals
 from ..registry import op, taking
-from .fused import MICROSOFT
+from . import MICROSOFT
 
 
 def attention_cell(attends, clip, P, input_forget, d, recur, bias, f, g, h):

@@ -14,7 +14,7 @@ from ..arrays import check_shapes, dims, is_traced
 from ..attention import attend, check_paired, merged, window
 from ..indexing import BOUNDS
 from ..registry import MayBeEmpty, StaticIfKnown, op
-from .fused import MICROSOFT
+from . import MICROSOFT
 from .grouped import appended, cache_extents, normalized, sink_of, split_heads
 from .paged import rotate_from
 

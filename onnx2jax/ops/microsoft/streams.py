@@ -10,7 +10,7 @@ from jax import lax
 from ..arrays import check_shape, check_shapes, is_known, widen
 from ..norm import standardize
 from ..registry import op
-from .fused import MICROSOFT
+from . import MICROSOFT
 
 SIZES = "vocab_sizes below 1 raise if known, and otherwise hash to 0"
 

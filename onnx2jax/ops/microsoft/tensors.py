@@ -18,7 +18,8 @@ from ..norm import dropout
 from ..registry import Static, op, taking
 from ..vision import Kernel16, Padding, grid_sample_16, sample, sample_linear
 from ..window import WINDOW
-from .fused import ACTIVATION_NAMES, MICROSOFT, activate, fused_matmul
+from . import MICROSOFT
+from .fused import ACTIVATION_NAMES, activate, fused_matmul
 
 op("SampleOp", domain=MICROSOFT)(lambda X: X)
 

@@ -8,8 +8,8 @@ import numpy as np
 from ..arrays import check_shape, check_shapes
 from ..indexing import BOUNDS, gather
 from ..registry import MayBeEmpty, Static, op, taking
+from . import MICROSOFT
 from .attention import BIDIRECTIONAL_OPTIONS, projected, split_attention, with_bias
-from .fused import MICROSOFT
 
 
 @op("RemovePadding", domain=MICROSOFT, limits="data-dependent output shape: sequence_token_count must be known")

@@ -18,7 +18,8 @@ from ..cast import cast_to
 from ..linalg import gemm_wide, product
 from ..packed import dependent, float8, looked_up, packed_product
 from ..registry import UNSHARDED, MayBeEmpty, op, resolve, taking
-from .fused import MICROSOFT, embed_layer_normalization, simplified_layer_normalization, skip_sum
+from . import MICROSOFT
+from .fused import embed_layer_normalization, simplified_layer_normalization, skip_sum
 from .quant import Bits, matmul_nbits, unpack
 
 # The values of bitsandbytes' codes 0 to 15: FP4 with the sign in the upper bit, and the 16 quantiles of NF4.

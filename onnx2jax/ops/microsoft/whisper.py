@@ -8,7 +8,7 @@ import numpy as np
 
 from ..arrays import check_shapes
 from ..registry import Static, op
-from .fused import MICROSOFT
+from . import MICROSOFT
 from .generation import HOST, LOWEST, OWN, SHARED, beam_counts, check_names, run_beam_search, scalar, task_of
 
 MAX_INITIAL_TIMESTAMP = 50

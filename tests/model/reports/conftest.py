@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from onnx2jax.ops import registry
+from tests.support.registered import spoil
 
 
 @pytest.fixture
@@ -20,7 +19,6 @@ def shift(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[Any], Any
         operator = registry.resolve("", name, 21)
         assert operator is not None and operator.function is not None
         right = operator.function
-        spoilt = functools.wraps(right)(lambda *inputs, **attributes: change(right(*inputs, **attributes)))
-        monkeypatch.setitem(registry._OPERATORS, ("", name), [dataclasses.replace(operator, since=1, function=spoilt)])
+        spoil(monkeypatch, "", name, lambda *inputs, **attributes: change(right(*inputs, **attributes)))
 
     return wrong

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import json
 import re
 import sys
@@ -24,6 +22,7 @@ from onnx2jax import Model, errors
 from onnx2jax.model.reports.comparison import compared
 from onnx2jax.ops import registry
 from tests.support.faults import faults, wrong_model
+from tests.support.registered import spoil
 from tests.support.saturation import saturates
 
 Plant = Callable[[str], None]
@@ -45,7 +44,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
         def spoilt(*inputs: Any, **attributes: Any) -> Any:
             return right(*inputs, **attributes) * inputs[0].dtype.type(1.5)
 
-        monkeypatch.setitem(registry._OPERATORS, ("", name), [dataclasses.replace(operator, since=1, function=spoilt)])
+        spoil(monkeypatch, "", name, spoilt)
 
     return wrong
 
@@ -423,8 +422,7 @@ def scaled(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
         def other(*inputs: Any, **attributes: Any) -> Any:
             return right(*inputs[:10], inputs[10] * F(factor), *inputs[11:], **attributes)
 
-        changed = dataclasses.replace(operator, function=functools.wraps(right)(other))
-        monkeypatch.setitem(registry._OPERATORS, ("com.microsoft", "DynamicQuantizeLSTM"), [changed])
+        spoil(monkeypatch, "com.microsoft", "DynamicQuantizeLSTM", other)
 
     return scale
 

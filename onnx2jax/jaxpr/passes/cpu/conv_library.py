@@ -14,16 +14,13 @@ Eigen has no kernels for integers: a 3x3 convolution of int8 over 28x28 pixels o
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, Final
+from typing import Any
 
 import jax.numpy as jnp
 
 from .... import compat
 from ....ops.conv_rules import RULES, lowering
 from ...program import Program, branch_for
-
-NAME: Final = "conv_library"
-"""For ``Passes.skip``."""
 
 
 def compiler_options(main: Any) -> dict[str, bool | str] | None:
