@@ -13,6 +13,7 @@ from .config import configuration as configuration
 from .config import enable_x64 as enable_x64
 from .config import in_32_bits as in_32_bits
 from .config import keeps_programs as keeps_programs
+from .config import process_options as process_options
 from .config import refused_value as refused_value
 from .config import trace_context as trace_context
 from .config import watches as watches

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from operator import attrgetter
@@ -51,6 +52,16 @@ _options = attrgetter(*(name for name in _OPTIONS if hasattr(jax.config, name)))
 def configuration() -> tuple[Any, ...]:
     """The options of ``jax.config`` that change what is compiled, as values whose ``repr`` holds in other processes."""
     return _options(jax.config)
+
+
+_OF_THE_PROCESS: Final = re.compile("cache|log|dump|trace|explain|profil|distributed|coordin|debug|check|cluster|mock")
+"""In names of options that programs do not depend on."""
+
+
+def process_options() -> str:
+    """All options of ``jax.config`` that a compiled program may depend on, for caches on disk; scopes change others."""
+    options = getattr(jax.config, "values", {})
+    return repr([(n, options[n]) for n in sorted(options) if not _OF_THE_PROCESS.search(n)])
 
 
 def trace_context() -> Hashable:

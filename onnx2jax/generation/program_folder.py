@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from ..ir.fingerprint import fingerprint
 from ..model.model import Model
+from ..runtime.cache_folder import is_users
 from ..runtime.executable import Kept
 from ..runtime.program_cache import Entry, Store
 from .graphs import compiled_models
@@ -24,7 +25,8 @@ class ProgramFolder:
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
         folder = steps.model.settings.cache_dir
-        self._store = Store(folder) if folder else None
+        # Not in the user's own folder: stored, programs call no oneDNN, which someone has to ask for.
+        self._store = None if folder is None or is_users(folder) else Store(folder)
 
     @cached_property
     def fingerprint(self) -> str | None:

@@ -31,17 +31,27 @@ _NAMES: Final = {
             IsNaN Less LessOrEqual Log Max Mean Min Mod Mul Neg Not Or Pow Reciprocal Round Scale Sign Sin Sinh Sqrt
             Sub Sum Tan Tanh Where Xor""",
     },
-    "extensions": {
+    "extensions.bert": {
+        "ai.onnx.contrib": "BertTokenizer BertTokenizerDecoder HfBertTokenizer WordpieceTokenizer",
+        "com.microsoft.extensions": "BertTokenizer BertTokenizerDecoder HfBertTokenizer WordpieceTokenizer",
+    },
+    "extensions.bpe": {
+        "ai.onnx.contrib": "BpeDecoder GPT2Tokenizer",
+        "com.microsoft.extensions": "BpeDecoder GPT2Tokenizer",
+    },
+    "extensions.images": {
+        "ai.onnx.contrib": "DecodeImage EncodeImage",
+        "com.microsoft.extensions": "DecodeImage EncodeImage",
+    },
+    "extensions.strings": {
         "ai.onnx.contrib": """
-            BertTokenizer BertTokenizerDecoder BpeDecoder DecodeImage EncodeImage GPT2Tokenizer HfBertTokenizer
             Inverse MaskedFill NegPos RaggedTensorToSparse SegmentExtraction SegmentSum StringConcat StringEqual
             StringJoin StringLength StringLower StringMapping StringRegexReplace StringRegexSplitWithOffsets
-            StringSplit StringStrip StringToVector StringUpper VectorToString WordpieceTokenizer""",
+            StringSplit StringStrip StringToVector StringUpper VectorToString""",
         "com.microsoft.extensions": """
-            BertTokenizer BertTokenizerDecoder BpeDecoder DecodeImage EncodeImage GPT2Tokenizer HfBertTokenizer
             Inverse MaskedFill NegPos RaggedTensorToSparse SegmentExtraction SegmentSum StringConcat StringEqual
             StringJoin StringLength StringLower StringMapping StringRegexReplace StringRegexSplitWithOffsets
-            StringSplit StringStrip StringToVector StringUpper VectorToString WordpieceTokenizer""",
+            StringSplit StringStrip StringToVector StringUpper VectorToString""",
     },
     "indexing": {
         "": """

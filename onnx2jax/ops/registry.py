@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from importlib import import_module
 from inspect import Parameter, Signature, signature
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypedDict, TypeVar, Unpack
 
 from ..proto.names import normal_domain
@@ -287,8 +287,7 @@ def op(
     if unknown := traits.keys() - Traits.__annotations__.keys():
         raise TypeError(f"op() has no trait {sorted(unknown)}; the traits are {list(Traits.__annotations__)}")
 
-    caller = sys._getframe(1).f_globals.get("__name__", "")  # a user's function may have any name and module
-    module = caller.removeprefix(f"{__package__}.") if caller.startswith(f"{__package__}.") else ""
+    module = _calling_module()  # a user's function may have any name and module
     return register
 
 
@@ -329,8 +328,20 @@ def taking(*inputs: str, **attributes: Any) -> Callable[[F], F]:
 
 def deprecated(name: str, *, domain: str = "", since: int, instead: str) -> None:
     """Register the operator as deprecated from opset ``since`` on; ``instead`` names its replacement."""
-    module = sys._getframe(1).f_globals["__name__"].removeprefix(f"{__package__}.")
-    _add(Registration(normal_domain(domain), name, since, None, {}, instead, module), False)
+    _add(Registration(normal_domain(domain), name, since, None, {}, instead, _calling_module()), False)
+
+
+def _calling_module() -> str:
+    """The module of this package that is registering an operator, perhaps by a function of another; "" for a user's."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if not name.startswith(f"{__package__}."):
+            break
+        if frame.f_code.co_name == "<module>":
+            return name.removeprefix(f"{__package__}.")
+        frame = frame.f_back
+    return ""
 
 
 def refuse(name: str, *, domain: str, instead: str) -> None:

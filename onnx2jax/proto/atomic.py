@@ -18,8 +18,11 @@ Write = Callable[[Any], object]
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Any]:
-    """A binary file to write, which replaces ``path`` once it is on disk; an error leaves ``path`` unchanged."""
+def replacing(path: Path, *, durable: bool = True) -> Iterator[Any]:
+    """A binary file to write, which replaces ``path`` once it is on disk; an error leaves ``path`` unchanged.
+
+    Without ``durable`` nothing waits for the disk, and after a power failure the file may be damaged.
+    """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
@@ -32,13 +35,15 @@ def replacing(path: Path) -> Iterator[Any]:
         with opened as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         if path.exists():
             shutil.copymode(path, temporary)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    _sync(path.parent)
+    if durable:
+        _sync(path.parent)
 
 
 def replace_all(index: Path, data: Mapping[Path, Write], describe: Callable[[Mapping[Path, Path]], bytes]) -> None:

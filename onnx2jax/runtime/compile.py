@@ -213,10 +213,11 @@ class Subprogram:
         meaning = fingerprint(self.graph, by_type, self.settings) if store else None
         types = [(v.shape, v.dtype, getattr(v, "weak_type", False)) for v in leaves]
         structure = jax.tree.structure((dict(values), rng))
-        entry = store.path(meaning, constants, structure, types, sorted(args[0].items())) if store and meaning else None
+        key = meaning, constants, structure, types, sorted(args[0].items()), store and store.is_users
+        entry = store.path(*key) if store and meaning else None
         if store is None or entry is None:
             return Executable(jitted, constants, *args, options=options)
-        options = replace(options, portable=True)
+        options = replace(options, portable=not store.is_users)
         if kept := store.read(entry, as_numpy=as_numpy):
             self.compiles += 1
             return Executable(jitted, constants, *args, options=options, kept=kept)

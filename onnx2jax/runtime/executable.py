@@ -191,6 +191,8 @@ class Executable:
 
         Calls in this process use the compiled code too.
         """
+        if self._numpy is not None:
+            return None  # traced sooner than a program is loaded
         compiled, dumped = compiled_to_keep(self._whole, self.hoisted(params), leaves)
         if compiled is not None:
             self._use(compiled)

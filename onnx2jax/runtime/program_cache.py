@@ -7,8 +7,10 @@ import hashlib
 import os
 import pickle
 import platform
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -19,7 +21,7 @@ import numpy as np
 
 from .. import compat
 from ..proto import atomic
-from .cache_folder import VARIABLE
+from .cache_folder import SUFFIX, VARIABLE, is_private, is_users, trim
 from .executable import Kept
 
 DIGEST: Final = 32
@@ -39,10 +41,15 @@ class Store:
     The key is all that decides the program: what the graph computes, the types of parameters and inputs, the versions
     of this package, of JAX and NumPy, JAX's configuration, and the processor. The values of parameters are no part of
     it.
+
+    Attributes:
+        is_users: the folder is the user's own, which nobody asked for: programs are stored where that changes nothing
+            else, and a folder that cannot be written is no reason for a warning.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
+        self.is_users = is_users(self.folder)
 
     def __str__(self) -> str:
         source = f" (from {VARIABLE})" if os.environ.get(VARIABLE) == str(self.folder) else ""
@@ -56,16 +63,21 @@ class Store:
         """
         if not _is_one_cpu() or jax.config.jax_disable_jit:  # type: ignore[attr-defined]
             return None  # a loaded program runs on the device that it was compiled for
+        if self.is_users and (compat.keeps_programs() or not is_private(self.folder)):
+            return None
         digest = hashlib.sha256()
-        for part in (_surroundings(), repr(compat.configuration()), *what):
+        for part in (_surroundings(), repr(compat.configuration()), compat.process_options(), *what):
             data = part if isinstance(part, bytes) else str(part).encode("utf-8", "surrogateescape")
             digest.update(len(data).to_bytes(8, "little") + data)
-        return Entry(self.folder / f"{digest.hexdigest()[:40]}.program", digest.digest())
+        return Entry(self.folder / f"{digest.hexdigest()[:40]}{SUFFIX}", digest.digest())
 
     def read(self, entry: Entry, *, as_numpy: bool = False) -> Kept | None:
         """The entry's program, loaded for such a call; None where there is none, or none that can be used."""
         try:
-            return _verified(entry).loaded(as_numpy)
+            kept = _verified(entry).loaded(as_numpy)
+            with suppress(OSError):  # a folder that this user may only read
+                os.utime(entry.path)  # the time of its last use
+            return kept
         except (FileNotFoundError, NotADirectoryError):
             return None
         except Exception as e:  # a damaged file can raise anything
@@ -77,10 +89,13 @@ class Store:
         """Keep a program; a warning says why where that fails."""
         try:
             data = pickle.dumps(kept)
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with atomic.replacing(entry.path) as file:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with atomic.replacing(entry.path, durable=False) as file:  # a damaged one is compiled again
                 file.write(entry.key + _checksum(entry.key + data) + data)
+            trim(self.folder)
         except (OSError, pickle.PicklingError, AttributeError, TypeError) as e:
+            if self.is_users and isinstance(e, OSError):
+                return
             warnings.warn(f"no program can be kept in cache_dir {self}: {e}", stacklevel=2)
 
 
@@ -106,12 +121,16 @@ def _is_one_cpu() -> bool:
 
 @functools.cache
 def _surroundings() -> str:
-    """What compiled programs depend on: versions, the source of this package, the processor, XLA's flags."""
+    """What compiled programs depend on: versions, the source of this package, the processor, XLA's flags and threads.
+
+    Of each source file the name, size and times: installing another sets the time of change, whatever the others say.
+    """
     root = str(Path(__file__).parents[1])
-    source = sorted((name.removeprefix(root), s.st_size, s.st_mtime_ns) for name, s in _sources(root))
+    source = sorted((name.removeprefix(root), s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in _sources(root))
     # Ours is that of the source.
-    versions = [version("jaxlib"), *(module.__version__ for module in (jax, np, ml_dtypes))]
-    return repr((source, versions, _processor(), os.environ.get("XLA_FLAGS", "")))
+    versions = [sys.version, version("jaxlib"), *(module.__version__ for module in (jax, np, ml_dtypes))]
+    environment = [os.environ.get(name, "") for name in ("XLA_FLAGS", "NPROC")]
+    return repr((source, versions, _processor(), environment))
 
 
 def _sources(folder: str) -> Iterator[tuple[str, os.stat_result]]:
@@ -125,10 +144,21 @@ def _sources(folder: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _processor() -> Sequence[str]:
-    """The processor and its instruction sets, which compiled code relies on."""
+    """The processor and its instruction sets, which compiled code relies on, and the number of cores it is split for.
+
+    Where the system does not list the instruction sets, the name of the machine stands for them.
+    """
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
     fields = ("flags", "Features", "model name")
-    return [platform.machine(), platform.processor(), *sorted({line for line in lines if line.startswith(fields)})]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    machine = [
+        platform.system(),
+        platform.machine(),
+        platform.processor(),
+        "" if lines else platform.node(),
+        str(cores),
+    ]
+    return [*machine, *sorted({line for line in lines if line.startswith(fields)})]

@@ -54,5 +54,3 @@ REFUSED: Final = {
 for _name, _why in REFUSED.items():
     for _domain in DOMAINS:
         refuse(_name, domain=_domain, instead=_why)
-
-from . import bert, bpe, images, strings  # noqa: E402, F401  (one family: each registers by ``contributed``)

@@ -13,7 +13,8 @@ from typing import Any, Final
 
 from ..arrays import check_shapes
 from ..registry import wrap
-from . import MICROSOFT
+
+MICROSOFT: Final = "com.microsoft"
 
 _ROWS = "rows width|batch tokens width"
 _IDS, _VECTOR = "batch tokens", "width"
