@@ -232,7 +232,7 @@ class Constraints(Constraint):
 
     def __init__(self, mesh: Mesh, plan: Plan, graph: Graph, found: Found, specs: Specs) -> None:
         self.mesh, self.model, self.batch = mesh, plan.model, plan.data if plan.batch else None
-        self.sliced, self.along = found.sliced, found.shards
+        self.sliced, self.results, self.along = found.sliced, found.results, found.shards
         self.parts = mesh.shape[plan.model] if plan.tensor else 1
         gathered = {}
         for name, (shape, spec) in specs.items():

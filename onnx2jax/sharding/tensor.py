@@ -30,6 +30,7 @@ def pairs(graph: Graph, weights: Mapping[str, Any], parts: int) -> Found:
         walk = Walk(graph, facts, weights, parts, refused)
         walk.run(_BEGINS, _RULES)
         if refused.keys() >= walk.failed.keys():
+            walk.annotate({"MatMulNBits", *_PRODUCTS, *_ATTENTION}, {"Gather", "MoE", "QMoE"})
             walk.explain()
             return walk.found
         refused = walk.failed | refused

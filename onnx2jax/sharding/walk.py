@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -32,6 +32,7 @@ class Found:
         weights: sharded weight -> axis.
         inputs: sharded input (a cache) -> axis, counted from the last.
         sliced: ``key`` of a node -> its outputs of which each device slices its shard, and their axes from the last.
+        results: ``key`` of a node -> outputs that a file annotates: sharded axis, from the last, or None, and rank.
         shards: ``key`` of a node -> ``registry.Shards.along``, for operators that need to know.
         reasons: weight that is not sharded -> why.
     """
@@ -39,6 +40,7 @@ class Found:
     weights: dict[str, int] = field(default_factory=dict)
     inputs: dict[str, int] = field(default_factory=dict)
     sliced: dict[Key, dict[str, int]] = field(default_factory=dict)
+    results: dict[Key, dict[str, tuple[int | None, int]]] = field(default_factory=dict)
     shards: dict[Key, str] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
 
@@ -136,6 +138,17 @@ class Walk:
         """Shard an input of the graph, such as a cache that a sharded value is appended to."""
         if name in self.inputs:
             self.found.inputs[name] = axis
+
+    def annotate(self, products: Collection[str], tables: Collection[str]) -> None:
+        """Record the placement of outputs of products and attention, tables and mixtures, and slices."""
+        for i, node in enumerate(self.graph.nodes):
+            weights = {w for n in node.inputs for w in self.facts.of(n).weights or ()}
+            reads = not weights.isdisjoint(self.found.weights) and node.op_type in (*products, *tables)
+            moves = node.op_type in products and (i in self.refused or any(n in self.along for n in node.outputs))
+            if reads or moves or key(node) in self.found.sliced:
+                shapes = {n: shape for n in node.outputs if n and (shape := self.shape(n))}
+                axes = {n: self.along[n][0] if n in self.along else None for n in shapes}
+                self.found.results[key(node)] = {n: (axes[n], len(shape)) for n, shape in shapes.items()}
 
     def explain(self) -> None:
         """Record why the other weights are not sharded."""

@@ -7,13 +7,14 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..errors import ShardingError
 from ..ir.graph import Graph, Node
 from ..proto.devices import Configuration, NodeDevices, Sharding, Split
 from ..proto.types import TensorType, ValueInfo
 from .constraints import is_excluded
+from .plans import Constraints
 from .rules import Placement
 from .stages import Staged, staged
 from .walk import Key, key
@@ -25,7 +26,7 @@ def configured(
     """A configuration of this name, and the annotations of nodes of the main graph, by ``walk.key``.
 
     Devices are numbered in the order of their ids. Weights and inputs of the graph are annotated at every node that
-    reads them; XLA propagates these shardings to other values. Nodes for which ONNX defines no sharding
+    reads them; of a tensor plan also the outputs of products, attention and tables. Nodes without sharding in ONNX
     (normalizations, convolutions: rule DV-18) are not annotated.
 
     Raises:
@@ -54,7 +55,7 @@ class _Writer:
         self.inputs = {v.name: v for v in graph.inputs if v.name not in graph.initializers}
 
     def annotations(self, node: Node, stage: int | None) -> Iterator[Sharding]:
-        """The shardings of the weights and inputs that a node reads, except replicated ones."""
+        """The shardings of the weights and inputs that a node reads, and of its results in a plan."""
         if is_excluded(node):
             return
         part = self.placement.parts[stage or 0] if isinstance(self.placement, Staged) else self.placement
@@ -63,6 +64,8 @@ class _Writer:
             # In a pipeline, replicated inputs are annotated too, to name the devices of the stage.
             if sharding is not None and (stage is not None or not sharding.is_fully_replicated):
                 yield _sharding(name, sharding, self.numbers)
+        if isinstance(part.constrain, Constraints):
+            yield from self._outputs(node, part.constrain)
 
     def _weight(self, name: str, part: Placement) -> NamedSharding | None:
         own = self.graph.key(name)
@@ -75,6 +78,16 @@ class _Writer:
             return None
         found = part.of_inputs({name: type}, False)[name]
         return None if found.is_fully_replicated else found
+
+    def _outputs(self, node: Node, plan: Constraints) -> Iterator[Sharding]:
+        """The shardings of outputs in a tensor plan; their first axes are sharded like those of inputs."""
+        for name, (axis, rank) in plan.results.get(key(node), {}).items():
+            spec: list[Any] = [None] * rank
+            if plan.batch is not None and (axis is None or rank > -axis):
+                spec[0] = plan.batch
+            if axis is not None:
+                spec[axis] = plan.model
+            yield _sharding(name, NamedSharding(plan.mesh, PartitionSpec(*spec)), self.numbers)
 
 
 def _filled(info: ValueInfo, extent: int) -> jax.ShapeDtypeStruct | None:
