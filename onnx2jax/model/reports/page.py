@@ -107,7 +107,10 @@ def facts(
         try:
             costs = summary(model, inputs, dims)
         except (OnnxError, NotImplementedError) as e:
-            notes.append(f"FLOPs and bytes are not known: {str(e).splitlines()[0]}")
+            lines = str(e).splitlines()
+            hint = "".join(f". {line}" for line in lines[1:] if line.startswith("Extents"))
+            hint = hint.replace("model.summary(", "model.draw(path, ")
+            notes.append(f"FLOPs and bytes are not known: {lines[0]}{hint}")
     values: dict[str, Any] = {}
     if inputs:
         names = node_outputs(model.graph)
@@ -418,6 +421,8 @@ def _text(value: Any) -> str:
         value = load(value).tolist()
     if isinstance(value, tuple | list) and len(value) > 4 * MOST_SHOWN:
         return f"{len(value):,} values: {', '.join(map(_text, value[:8]))}, …"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_text, value))}]"
     if isinstance(value, float):
         return f"{value:g}"
     text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
