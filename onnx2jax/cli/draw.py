@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import ModelError, UnsupportedError
 from ..model.convert import convert, open_model
 from ..model.model import Model
-from ..model.reports.page import by_position
+from ..model.reports.facts import by_position
 from ..model.spec import Spec
 from ..proto.origin import Origin
 from .inputs import add_inputs, filled, given, sized

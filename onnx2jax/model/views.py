@@ -289,7 +289,8 @@ class Views(Parameters):
         """
         from ..proto import atomic
         from .reports.drawing import svg
-        from .reports.page import facts, page
+        from .reports.facts import facts
+        from .reports.page import page
 
         path = Path(path)
         if path.suffix.lower() == ".svg":
@@ -302,7 +303,8 @@ class Views(Parameters):
 
     def _repr_html_(self) -> str:
         from .reports.card import card
-        from .reports.page import Facts, page
+        from .reports.facts import Facts
+        from .reports.page import page
 
         return card(self, self._runtime.program.rows(), page(self, Facts()))
 

@@ -152,7 +152,9 @@ def test_a_quantised_model_is_differentiated_by_its_floating_parameters(int8: on
     assert {v.dtype for n, v in every.params.items() if n not in some} == {jax.dtypes.float0}
 
 
-@pytest.mark.parametrize("leaf", [None, object(), "w", True, (1, 2), np.zeros(0, jax.dtypes.float0)], ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize(
+    "leaf", [None, object(), "w", True, (1, 2), np.zeros(0, jax.dtypes.float0)], ids=lambda v: type(v).__name__
+)
 def test_any_leaf_is_accepted_until_the_call(model: onnx2jax.Model, leaf: Any) -> None:
     built = jax.tree.map(lambda _: leaf, model)
     assert "4 parameters" in repr(built) and built.params["w1"] is leaf

@@ -333,9 +333,10 @@ def known_inside(graph: Graph, hidden: Collection[int], known: Mapping[str, None
 
 
 def named_graphs(node: Node) -> list[tuple[str, Graph]]:
-    """The graphs among a node's attributes, by name."""
+    """The graphs among a node's attributes, by name; of an If, then_branch first."""
     groups = ((name, v if isinstance(v, tuple) else (v,)) for name, v in node.attributes.items())
-    return [(name, graph) for name, values in groups for graph in values if isinstance(graph, Graph)]
+    found = [(name, graph) for name, values in groups for graph in values if isinstance(graph, Graph)]
+    return sorted(found, key=lambda pair: pair[0] == "else_branch")
 
 
 def _first(item: Item) -> int:

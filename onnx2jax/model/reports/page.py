@@ -2,42 +2,30 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any, Final
 
 import numpy as np
 
-from ...checker.check import check_message
 from ...checker.report import Finding
-from ...errors import InputTypeError, OnnxError
-from ...eval.abstract import Extents, abstract_values
-from ...eval.values import to_host
 from ...ir.graph import Function, Graph, Node, Reference
 from ...ops.registry import Operator
 from ...proto.mapped import load
 from ...proto.types import TensorType
-from ...proto.walk import tensors
-from ..changes.parts import node_outputs
 from .arrays import figures, histogram, picture
+from .facts import Facts, declared_types
 from .outline import Group, Item, Outline, alike, folded, known_inside, named_graphs
-from .profile import Profile
-from .summary import Summary, feeds_of, summary
-from .verification import Verification
 
 MOST_LETTERS: Final = 200
 """Letters of an attribute's value."""
 MOST_SHOWN: Final = 16
 """Elements of a constant whose values are shown."""
-MOST_BYTES: Final = 1 << 31
-"""Parameters of more bytes in all have no histograms: they would all be read."""
-EXTENTS: Final = 1009
-"""Free extents are prime numbers from here on, in two evaluations, to recognise them in the shapes of inner values."""
 FAMILIES: Final = {
     "product": "conv linalg recurrent attention microsoft.recurrent microsoft.attention microsoft.paged "
     "microsoft.weights",
@@ -53,82 +41,6 @@ FAMILIES: Final = {
 SCRIPTS: Final = ("layout.js", "graph.js", "draw.js", "panel.js", "page.js")
 """The files of the page's script, in order."""
 _KINDS: Final = {module: kind for kind, modules in FAMILIES.items() for module in modules.split()}
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What a page shows beside the graph.
-
-    Attributes:
-        costs: FLOPs, bytes and parameters of each node of the main graph.
-        findings: violations of the ONNX specification.
-        types: types of values of the main graph, as text by name.
-        values: values of a call by name.
-        profile: the time of nodes.
-        verification: the comparison with another implementation.
-        statistics: whether parameters have figures and histograms.
-        notes: what the page lacks, and why.
-    """
-
-    costs: Summary | None = None
-    findings: Sequence[Finding] = ()
-    types: Mapping[str, str] = field(default_factory=dict)
-    values: Mapping[str, Any] = field(default_factory=dict)
-    profile: Profile | None = None
-    verification: Verification | None = None
-    statistics: bool = False
-    notes: Sequence[str] = ()
-
-
-def facts(
-    model: Any,
-    inputs: Any,
-    dims: Mapping[str, int] | None,
-    profile: Profile | None,
-    verification: Verification | None,
-) -> Facts:
-    """Everything that is known about a model; with ``inputs`` also what its nodes compute for them.
-
-    Raises:
-        InputError: ``inputs`` or ``dims`` do not match the model.
-    """
-    notes = []
-    costs = None
-    if inputs is not None and not isinstance(inputs, Mapping):
-        if len(model.inputs) != 1:
-            raise InputTypeError(f"inputs takes a dict by name: the model's are {[v.name for v in model.inputs]}")
-        inputs = {model.inputs[0].name: inputs}
-    if inputs or dims:
-        feeds_of(model, inputs or {}, dims or {}, abstract=True)  # raises for wrong names
-    nodes = [node for graph in model.graph.walk() for node in graph.nodes]
-    if unsupported := sorted({n.op_type for n in nodes if n.target is None}):
-        notes.append(f"Unsupported: {', '.join(unsupported)}")
-    else:
-        try:
-            costs = summary(model, inputs, dims)
-        except (OnnxError, NotImplementedError) as e:
-            lines = str(e).splitlines()
-            hint = "".join(f". {line}" for line in lines[1:] if line.startswith("Extents"))
-            hint = hint.replace("model.summary(", "model.draw(path, ")
-            notes.append(f"FLOPs and bytes are not known: {lines[0]}{hint}")
-    values: dict[str, Any] = {}
-    if inputs:
-        names = node_outputs(model.graph)
-        rng = 0 if model.graph.draws else None
-        args, named = by_position(model, inputs)
-        found = model.values(*args, names=names, rng=rng, **named) if names else {}
-        values = {**inputs, **{n: to_host(v) for n, v in found.items()}}
-    findings: Sequence[Finding] = ()
-    if model.origin is not None:
-        opened = model.origin.open()
-        for tensor, _ in tensors(opened.message):
-            opened.attach(tensor)
-        findings = check_message(opened.message, opened.files, allow_newer_opset=True).findings
-    size = sum(t.dtype.itemsize * int(np.prod(t.shape)) for t in model.types.values())
-    if size > MOST_BYTES:
-        notes.append(f"parameters of {size:,} bytes are not read, so they have no histograms")
-    types = _types(model, costs)
-    return Facts(costs, findings, types, values, profile, verification, size <= MOST_BYTES, notes)
 
 
 def page(model: Any, facts: Facts) -> str:
@@ -148,62 +60,6 @@ def _file(name: str) -> str:
     return (files(__package__) / "view" / name).read_text(encoding="utf-8")
 
 
-def by_position(model: Any, inputs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a call: by position as far as they are given in order, as a name may be that of an argument."""
-    required = [v.name for v in model.inputs]
-    first = required if inputs.keys() >= {*required} else []
-    return [inputs[n] for n in first], {n: v for n, v in inputs.items() if n not in first}
-
-
-def _types(model: Any, costs: Summary | None) -> dict[str, str]:
-    """The types of values that the file does not declare, as text by name, as far as they are known."""
-    if _declared(model.graph).keys() >= {*node_outputs(model.graph)}:
-        return {}
-    free = any(not isinstance(d, int) for v in (*model.inputs, *model.optional.values()) for d in v.shape or (None,))
-    if costs is not None and not free:
-        return {n: t for node in costs.nodes for n, t in node.outputs.items()}
-    return inferred(model.graph)
-
-
-def inferred(graph: Graph) -> dict[str, str]:
-    """The types of a graph's values as text, with dimension variables, by two abstract evaluations."""
-    first, second = Extents(0, EXTENTS), Extents(1, EXTENTS)
-    ones = abstract_values(graph, first)
-    twos = abstract_values(graph, second) if first else ones
-    return {
-        name: str(TensorType(np.dtype(one.dtype), tuple(map(_Extent(first, second), one.shape, twos[name].shape))))
-        for name, one in ones.items()
-        if name in twos and len(one.shape) == len(twos[name].shape)
-    }
-
-
-@dataclass(frozen=True)
-class _Extent:
-    """An extent as an expression of one dimension variable, from its values for two extents of it."""
-
-    first: Extents
-    second: Extents
-
-    def __call__(self, one: int, two: int) -> int | str | None:
-        if one == two:
-            return one
-        for name, a in self.first.items():
-            b = self.second.get(name, a)
-            if ", axis " in name or name.startswith("trips of ") or a == b:
-                continue
-            if (one, two) == (a, b):
-                return name
-            factor, rest = divmod(one - two, a - b)
-            if not rest and factor > 0:
-                more = one - factor * a
-                text = f"{factor}*{name}" if factor > 1 else name
-                return f"{text}{more:+d}" if more else text
-            for k in (2, 4, 8, 16, 32, 64):
-                if (one, two) == (-(-a // k), -(-b // k)):
-                    return f"{name}/{k}"
-        return None
-
-
 class _Page:
     """Collects the JSON of a page; graphs and nodes are numbered over the whole model."""
 
@@ -213,18 +69,19 @@ class _Page:
         self.nodes: list[dict[str, Any]] = []
         self.operators: dict[str, dict[str, Any]] = {}
         self.numbers: dict[int, int] = {}
-        self.findings: dict[str, list[Finding]] = defaultdict(list)
+        self.findings: dict[tuple[str, str], list[Finding]] = defaultdict(list)
         for finding in facts.findings:
-            if found := re.findall(r"node '((?:[^'\\]|\\.)*)'", finding.path):
-                self.findings[found[-1]].append(finding)
+            self.findings[_place(finding)].append(finding)
         profile = () if facts.profile is None else facts.profile.nodes
+        self.shown: list[list[Finding]] = []
         self.times = {n.name: n for n in profile}
 
     def data(self) -> dict[str, Any]:
         """Everything."""
         model, facts = self.model, self.facts
         self._graph(model.graph, {}, {})
-        elsewhere = [f for f in facts.findings if not re.search(r"node '", f.path)]
+        shown = {id(finding) for found in self.shown for finding in found}
+        elsewhere = [finding for finding in facts.findings if id(finding) not in shown]
         found: dict[str, Any] = {
             "title": model.graph.name or "model",
             "opsets": {domain or "ai.onnx": version for domain, version in model.opsets.items()},
@@ -252,8 +109,8 @@ class _Page:
 
     # ------------------------------------------------------------------------------------------------ graphs
 
-    def _graph(self, graph: Graph, known: dict[str, None], outer: Mapping[str, str]) -> int:
-        """Add a graph, and those inside it; returns its number."""
+    def _graph(self, graph: Graph, known: dict[str, None], outer: Mapping[str, str], title: str = "") -> int:
+        """Add a graph, and those inside it; returns its number. A function has a title."""
         if id(graph) in self.numbers:
             return self.numbers[id(graph)]
         number = self.numbers[id(graph)] = len(self.graphs)
@@ -261,19 +118,20 @@ class _Page:
         self.graphs.append(entry)
         main = number == 0
         hidden = folded(graph, known)
-        types = {**outer, **(self.facts.types if main else {}), **_declared(graph)}
+        types = {**outer, **(self.facts.types if main else {}), **declared_types(graph)}
         inside = known_inside(graph, hidden, known)
         first = len(self.nodes)
-        self.nodes += [self._node(node, number, main) for node in graph.nodes]
+        self.nodes += [self._node(node, number, title or graph.name) for node in graph.nodes]
         costs = self.facts.costs.nodes if main and self.facts.costs else ()
         for k, row in enumerate(costs):
             self.nodes[first + k] |= {"flops": row.flops, "bytes": row.bytes, "parameters": row.parameters}
         for k in hidden:
             self.nodes[first + k]["folded"] = True
         for k, node in enumerate(graph.nodes):
-            bodies = sorted(named_graphs(node), key=lambda pair: pair[0] == "else_branch")  # then_branch is first
+            bodies = named_graphs(node)
             if isinstance(node.target, Function):
-                self.nodes[first + k]["graphs"] = [("", self._graph(node.target.body, {}, {}))]
+                called = f"{node.target.domain}.{node.target.name}"
+                self.nodes[first + k]["graphs"] = [("", self._graph(node.target.body, {}, {}, called))]
             elif bodies:
                 self.nodes[first + k]["graphs"] = [(name, self._graph(g, inside, types)) for name, g in bodies]
         outline = Outline(graph, hidden).items()
@@ -329,7 +187,8 @@ class _Page:
 
     # ------------------------------------------------------------------------------------------------ nodes
 
-    def _node(self, node: Node, number: int, main: bool) -> dict[str, Any]:
+    def _node(self, node: Node, number: int, holder: str) -> dict[str, Any]:
+        main = number == 0
         attributes = {n: _text(v) for n, v in node.attributes.items() if not _is_graph(v)}
         found: dict[str, Any] = {
             "name": node.name,
@@ -342,8 +201,10 @@ class _Page:
             found["captures"] = node.captures
         if attributes:
             found["attributes"] = attributes
-        if findings := self.findings.get(node.name):
+        places = dict.fromkeys((where, name) for where in (holder, "") for name in (node.name, node.name[:80]))
+        if findings := [f for place in places for f in self.findings.get(place, ())]:
             found["findings"] = [_finding(f) for f in findings]
+            self.shown.append(findings)
         if main and (time := self.times.get(node.name)) is not None:
             found |= {"seconds": time.seconds, "share": time.share}
             if time.fused:
@@ -389,12 +250,6 @@ def _item(item: Item, first: int) -> Any:
     return first + item
 
 
-def _declared(graph: Graph) -> dict[str, str]:
-    """The types of the values that a graph declares, as text by name."""
-    every = (*graph.value_info.values(), *graph.inputs, *graph.outputs)
-    return {v.name: str(v.type) for v in every if v.type is not None}
-
-
 def _signature(target: Operator) -> str:
     """The operator's function as a call, without what the interpreter supplies."""
     own = inspect.signature(target.function)  # type: ignore[arg-type]  # checked by the caller
@@ -402,6 +257,15 @@ def _signature(target: Operator) -> str:
         p.replace(annotation=inspect.Parameter.empty) for p in own.parameters.values() if p.name not in target.fixtures
     ]
     return f"{target.name}{own.replace(parameters=kept, return_annotation=inspect.Signature.empty)}"
+
+
+def _place(finding: Finding) -> tuple[str, str]:
+    """The names of a finding's innermost graph or function, "" if its path has none, and node; "" for other places."""
+    graph = node = ""
+    for kind, name in re.findall(r"""(graph|function|node) ('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""", finding.path):
+        name = ast.literal_eval(name)
+        graph, node = (graph, name) if kind == "node" else (name, "")
+    return graph, node
 
 
 def _finding(finding: Finding) -> dict[str, str]:

@@ -149,6 +149,7 @@ def test_the_command_draws_unsupported_models(tmp_path: Path, capsys: pytest.Cap
         assert cli.main(["draw", str(tmp_path / "m.onnx"), str(tmp_path / name)]) == 0
         assert name in capsys.readouterr().out
         assert "Strange" in (tmp_path / name).read_text()
+    assert '"rule":"MV-10"' in (tmp_path / "page.html").read_text()
 
 
 def test_the_command_view_opens_a_page(

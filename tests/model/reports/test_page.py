@@ -21,6 +21,7 @@ import onnx2jax
 from onnx2jax.errors import InputNameError, InputTypeError
 from onnx2jax.model.reports import page
 from onnx2jax.model.reports.arrays import figures, histogram, picture
+from onnx2jax.model.reports.outline import Outline
 from onnx2jax.model.reports.verification import Comparison, Difference, Verification
 from tests.support.models import mlp, model, text_model, value
 
@@ -197,7 +198,8 @@ def test_a_node_shows_the_rule_that_it_breaks(tmp_path: Path) -> None:
     made = mlp()
     made.graph.value_info.append(value("r", np.float32, ["batch", 9]))
     found = drawn(made, tmp_path)
-    assert [f["rule"] for f in named(found, "act")["findings"]] == ["GR-20"]
+    assert [(n["name"], f["rule"]) for n in found["nodes"] for f in n.get("findings", ())] == [("act", "GR-20")]
+    assert found["findings"] == []
 
 
 def test_a_model_on_a_mesh_shows_shardings(tmp_path: Path) -> None:
@@ -226,10 +228,24 @@ def test_scopes_come_from_weights_or_notes_of_the_exporter(tmp_path: Path) -> No
     notes = [["encoder", "encoder.0", "linear"], ["encoder", "encoder.0", "act"], ["encoder", "encoder.1", "linear"]]
     for node, names in zip(nodes, notes, strict=True):
         node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=str(["", *names]))
-    assert page.Outline(onnx2jax.convert(model(nodes, *ends, weights)).graph, ()).paths == [
+    assert Outline(onnx2jax.convert(model(nodes, *ends, weights)).graph, ()).paths == [
         ("encoder", "0"),
         ("encoder", "0"),
         ("encoder", "1"),
+    ]
+
+
+def test_scopes_alike_with_others_between_are_no_repeat(tmp_path: Path) -> None:
+    """ln_1 -> attn -> ln_2: as one block, it would read what it computes."""
+    names = ["/ln_1/a", "/ln_1/b", "/attn/a", "/attn/b", "/ln_2/a", "/ln_2/b"]
+    values = ["x", *"abcde", "y"]
+    weights = {"w": np.eye(2, dtype=np.float32)}
+    nodes = [
+        helper.make_node("MatMul", [a, "w"], [b], name=n) for n, (a, b) in zip(names, pairwise(values), strict=True)
+    ]
+    found = drawn(model(nodes, [value("x", np.float32, [1, 2])], [value("y", np.float32, [1, 2])], weights), tmp_path)
+    assert titles(found["graphs"][0]["items"], found["nodes"]) == [
+        ["scope", n, ["a", "b"]] for n in ("ln_1", "attn", "ln_2")
     ]
 
 

@@ -1,0 +1,165 @@
+"""What a page of a model's graph shows: costs, findings, types, values of a call, times, differences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from ...checker.check import check_message
+from ...checker.report import Finding
+from ...errors import InputTypeError
+from ...eval.abstract import Extents, abstract_values
+from ...eval.values import to_host
+from ...ir.graph import Graph
+from ...proto.types import TensorType
+from ...proto.walk import tensors
+from ..changes.parts import node_outputs
+from .profile import Profile
+from .summary import Summary, feeds_of, summary
+from .verification import Verification
+
+MOST_BYTES: Final = 1 << 31
+"""Parameters of more bytes in all have no histograms: they would all be read."""
+EXTENTS: Final = 1009
+"""Free extents are prime numbers from here on, in two evaluations, to recognise them in the shapes of inner values."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a page shows beside the graph.
+
+    Attributes:
+        costs: FLOPs, bytes and parameters of each node of the main graph.
+        findings: violations of the ONNX specification.
+        types: types of values of the main graph, as text by name.
+        values: values of a call by name.
+        profile: the time of nodes.
+        verification: the comparison with another implementation.
+        statistics: whether parameters have figures and histograms.
+        notes: what the page lacks, and why.
+    """
+
+    costs: Summary | None = None
+    findings: Sequence[Finding] = ()
+    types: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
+    profile: Profile | None = None
+    verification: Verification | None = None
+    statistics: bool = False
+    notes: Sequence[str] = ()
+
+
+def facts(
+    model: Any,
+    inputs: Any,
+    dims: Mapping[str, int] | None,
+    profile: Profile | None,
+    verification: Verification | None,
+) -> Facts:
+    """Everything that is known about a model; with ``inputs`` also what its nodes compute for them.
+
+    Raises:
+        InputError: ``inputs`` or ``dims`` do not match the model.
+    """
+    notes = []
+    costs = None
+    if inputs is not None and not isinstance(inputs, Mapping):
+        if len(model.inputs) != 1:
+            raise InputTypeError(f"inputs takes a dict by name: the model's are {[v.name for v in model.inputs]}")
+        inputs = {model.inputs[0].name: inputs}
+    if inputs or dims:
+        feeds_of(model, inputs or {}, dims or {}, abstract=True)  # raises for wrong names
+    nodes = [node for graph in model.graph.walk() for node in graph.nodes]
+    if unsupported := sorted({n.op_type for n in nodes if n.target is None}):
+        notes.append(f"Unsupported: {', '.join(unsupported)}")
+    else:
+        try:
+            costs = summary(model, inputs, dims)
+        except Exception as e:  # the graph can be shown without
+            lines = str(e).splitlines() or [type(e).__name__]
+            hint = "".join(f". {line}" for line in lines[1:] if line.startswith("Extents"))
+            hint = hint.replace("model.summary(", "model.draw(path, ")
+            notes.append(f"FLOPs and bytes are not known: {lines[0]}{hint}")
+    values: dict[str, Any] = {}
+    if inputs:
+        names = node_outputs(model.graph)
+        rng = 0 if model.graph.draws else None
+        args, named = by_position(model, inputs)
+        found = model.values(*args, names=names, rng=rng, **named) if names else {}
+        values = {**inputs, **{n: to_host(v) for n, v in found.items()}}
+    findings: Sequence[Finding] = ()
+    if model.origin is not None:
+        opened = model.origin.open()
+        for tensor, _ in tensors(opened.message):
+            opened.attach(tensor)
+        findings = check_message(opened.message, opened.files, allow_newer_opset=True).findings
+    size = sum(t.dtype.itemsize * int(np.prod(t.shape)) for t in model.types.values())
+    if size > MOST_BYTES:
+        notes.append(f"parameters of {size:,} bytes are not read, so they have no histograms")
+    types = _types(model, costs)
+    return Facts(costs, findings, types, values, profile, verification, size <= MOST_BYTES, notes)
+
+
+def by_position(model: Any, inputs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a call: by position as far as they are given in order, as a name may be that of an argument."""
+    required = [v.name for v in model.inputs]
+    first = required if inputs.keys() >= {*required} else []
+    return [inputs[n] for n in first], {n: v for n, v in inputs.items() if n not in first}
+
+
+def _types(model: Any, costs: Summary | None) -> dict[str, str]:
+    """The types of values that the file does not declare, as text by name, as far as they are known."""
+    if declared_types(model.graph).keys() >= {*node_outputs(model.graph)}:
+        return {}
+    free = any(not isinstance(d, int) for v in (*model.inputs, *model.optional.values()) for d in v.shape or (None,))
+    if costs is not None and not free:
+        return {n: t for node in costs.nodes for n, t in node.outputs.items()}
+    return inferred(model.graph)
+
+
+def inferred(graph: Graph) -> dict[str, str]:
+    """The types of a graph's values as text, with dimension variables, by two abstract evaluations."""
+    first, second = Extents(0, EXTENTS), Extents(1, EXTENTS)
+    ones = abstract_values(graph, first)
+    twos = abstract_values(graph, second) if first else ones
+    return {
+        name: str(TensorType(np.dtype(one.dtype), tuple(map(_Extent(first, second), one.shape, twos[name].shape))))
+        for name, one in ones.items()
+        if name in twos and len(one.shape) == len(twos[name].shape)
+    }
+
+
+@dataclass(frozen=True)
+class _Extent:
+    """An extent as an expression of one dimension variable, from its values for two extents of it."""
+
+    first: Extents
+    second: Extents
+
+    def __call__(self, one: int, two: int) -> int | str | None:
+        if one == two:
+            return one
+        for name, a in self.first.items():
+            b = self.second.get(name, a)
+            if ", axis " in name or name.startswith("trips of ") or a == b:
+                continue
+            if (one, two) == (a, b):
+                return name
+            factor, rest = divmod(one - two, a - b)
+            if not rest and factor > 0:
+                more = one - factor * a
+                text = f"{factor}*{name}" if factor > 1 else name
+                return f"{text}{more:+d}" if more else text
+            for k in (2, 4, 8, 16, 32, 64):
+                if (one, two) == (-(-a // k), -(-b // k)):
+                    return f"{name}/{k}"
+        return None
+
+
+def declared_types(graph: Graph) -> dict[str, str]:
+    """The types of the values that a graph declares, as text by name."""
+    every = (*graph.value_info.values(), *graph.inputs, *graph.outputs)
+    return {v.name: str(v.type) for v in every if v.type is not None}
