@@ -43,7 +43,7 @@ const centred = id => {
 function overlaps() {
   let count = 0
   root.each(b => {
-    const inside = c => b === root || (c.x >= 0 && c.y >= 0 && c.x + c.w <= b.w + 0.1 && c.y + c.h <= b.h + 0.1)
+    const inside = c => b === root || (c.x >= 0 && c.y >= HEAD && c.x + c.w <= b.w + 0.1 && c.y + c.h <= b.h + 0.1)
     b.children.forEach((c, i) => {
       if (!inside(c)) count++
       for (const d of b.children.slice(i + 1))

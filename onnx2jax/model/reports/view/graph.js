@@ -241,8 +241,9 @@ function layout(block) {
 
 function curve({back, points}) {
   if (back) {
-    const [x, y, side, u, v] = points
-    return `M${f(x)} ${f(y)}C${f(side + 20)} ${f(y)} ${f(side + 20)} ${f(v)} ${f(u)} ${f(v)}`
+    const [x, y, side, u, v] = points, middle = (y + v) / 2
+    return `M${f(x)} ${f(y)}C${f(x)} ${f(y + 36)} ${f(side)} ${f(y + 36)} ${f(side)} ${f(middle)}`
+      + `C${f(side)} ${f(v - 36)} ${f(u)} ${f(v - 36)} ${f(u)} ${f(v)}`
   }
   let path = `M${f(points[0])} ${f(points[1])}`
   for (let k = 2; k < points.length; k += 2) {

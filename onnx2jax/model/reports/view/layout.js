@@ -58,10 +58,9 @@ function layered(blocks, edges, space) {
 
   function routed({from, to, out, in: into}, found) {
     const a = at[from], b = at[to]
-    if (!found) {  // against the order: around the side
-      const side = Math.max(a.x + blocks[from].w, b.x + blocks[to].w) + GAP / 2
-      const right = (i, {x, y}) => [x + blocks[i].w, y + blocks[i].h / 2]
-      return {back: true, points: [...right(from, a), side, ...right(to, b)]}
+    if (!found) {  // against the order: around the right side, up
+      const side = Math.max(a.x + blocks[from].w, b.x + blocks[to].w) + GAP / 2, middle = i => blocks[i].w / 2
+      return {back: true, points: [a.x + (out ?? middle(from)), a.y + blocks[from].h, side, b.x + (into ?? middle(to)), b.y]}
     }
     const points = [a.x + found.out, a.y + blocks[from].h]
     found.bends.forEach((bend, k) => {
@@ -77,7 +76,8 @@ function layered(blocks, edges, space) {
 function ranked(blocks, edges) {
   const n = blocks.length, after = Array.from({length: n}, () => []), missing = new Array(n).fill(0)
   for (const {from, to} of edges) if (from !== to) { after[from].push(to); missing[to]++ }
-  const rank = new Array(n).fill(0), done = new Array(n).fill(false), sources = missing.map(k => !k)
+  const entered = blocks.some(b => b.rank === 'first')  // then no other block is in the first layer
+  const rank = blocks.map(b => entered && b.rank !== 'first' ? 1 : 0), done = new Array(n).fill(false), sources = missing.map(k => !k)
   const ready = []
   for (let i = 0; i < n; i++) if (!missing[i]) ready.push(i)
   let first = 0
