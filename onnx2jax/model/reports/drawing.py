@@ -6,7 +6,7 @@ Nodes are in layers, grouped by name scopes. Branches and bodies of If, Loop and
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any, Final
@@ -143,7 +143,7 @@ def _opened(items: Iterable[Item], depth: int | None) -> Iterator[Item]:
 
 
 def blocks_of(
-    graph: Graph, hidden: Collection[int], depth: int | None, types: Mapping[str, str], captures: Sequence[str] = ()
+    graph: Graph, hidden: frozenset[int], depth: int | None, types: Mapping[str, str], captures: Sequence[str] = ()
 ) -> tuple[list[Block], dict[tuple[int, int], list[str]]]:
     """The blocks, and the values that pass along each edge between two of them.
 

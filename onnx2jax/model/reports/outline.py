@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Final
 
 from ...ir.graph import Graph, Node
@@ -24,6 +24,9 @@ MOST_BLOCKS: Final = 30
 """A scope with more blocks is divided into parts."""
 ALIKE: Final = 2
 """More inputs, or outputs, of names that differ only in numbers are one block."""
+
+DEEPEST: Final = 24
+"""Nested scopes; deeper ones are one."""
 
 Path = tuple[str, ...]
 
@@ -79,19 +82,19 @@ def scope_of(node: Node) -> Path:
     if noted := node.metadata.get("pkg.torch.onnx.name_scopes"):
         try:
             names = [str(n) for n in ast.literal_eval(noted) if n]
-        except (ValueError, SyntaxError, TypeError):
+        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             names = []
         if len(names) > 1:  # each is a prefix of the next, the last is the node's own
-            inner = [n.removeprefix(f"{a}.") for a, n in pairwise(names[:-1])]
-            return (names[0], *inner)
-    return tuple(filter(None, re.split("/" if "/" in node.name else r"\.", node.name)))[:-1]
+            return (names[0], *(n.removeprefix(f"{a}.") for a, n in pairwise(names[:-1])))[:DEEPEST]
+    path = tuple(filter(None, re.split("/" if "/" in node.name else r"\.", node.name)))[:-1]
+    return path[: -1 if path[-1:] == (node.op_type,) else None][:DEEPEST]  # p2o.Conv.3 is node 3 of its operator
 
 
 def scopes(graph: Graph) -> list[Path]:
-    """The scope of each node; by the names of weights, if nodes of products have scopes in no other way."""
+    """The scope of each node; by the names of its weights where all names of nodes have the same."""
     paths = [scope_of(node) for node in graph.nodes]
     heavy = [i for i, n in enumerate(graph.nodes) if isinstance(n.target, Operator) and n.target.heavy]
-    if not heavy or any(len(set(p)) > 1 or (p and len(set(paths)) > 1) for p in paths):
+    if len({*paths}) > 1:
         return paths
     of_weights = {}
     for i in heavy:
@@ -110,15 +113,14 @@ def scopes(graph: Graph) -> list[Path]:
 
 def _common(paths: Sequence[Path]) -> Path:
     """The longest common prefix."""
-    shared = zip(*paths, strict=False)
-    same = [parts[0] for parts in shared if len({*parts}) == 1]
-    return tuple(p for p, other in zip(same, paths[0], strict=False) if p == other) if paths else ()
+    same = takewhile(lambda parts: len({*parts}) == 1, zip(*paths, strict=False))
+    return tuple(parts[0] for parts in same)
 
 
 class Outline:
     """The outline of one graph."""
 
-    def __init__(self, graph: Graph, hidden: Collection[int]) -> None:
+    def __init__(self, graph: Graph, hidden: frozenset[int]) -> None:
         """``hidden``: the nodes that are folded."""
         self.graph, self.hidden = graph, hidden
         self.paths = scopes(graph)
@@ -129,7 +131,6 @@ class Outline:
                 self.readers[name].add(i)
         self.drawn = {v.name for v in graph.inputs if v.name not in graph.initializers} | graph.captures
         self.drawn |= {n for i, node in enumerate(graph.nodes) if i not in hidden for n in node.outputs if n}
-        self.signatures: dict[int, tuple[object, ...]] = {}
 
     def items(self) -> tuple[Item, ...]:
         """The tree."""
@@ -148,27 +149,27 @@ class Outline:
         return self._parts(self._flattened(items))
 
     def _scope(self, name: str, indices: Sequence[int], depth: int) -> Item:
-        """A scope; without others around it if it holds only one item."""
+        """A scope; with the only scope inside it, it is one."""
         items = self._level(indices, depth)
-        visible = [item for item in items if not isinstance(item, int) or item not in self.hidden]
-        if len(visible) == 1 and not isinstance(visible[0], int) and visible[0].kind in ("scope", "repeat"):
-            inner = visible[0]
-            rest = tuple(item for item in items if item is not inner)
-            if inner.kind == "scope":
-                return Group("scope", f"{name}/{inner.title}", (*rest, *inner.items))
+        inner = self._only(items)
+        if isinstance(inner, Group) and inner.kind == "scope":
+            rest = (item for item in items if item is not inner)
+            return Group("scope", f"{name}/{inner.title}", (*rest, *inner.items))
         return Group("scope", name, items)
+
+    def _only(self, items: Sequence[Item]) -> Item | None:
+        """The only item that is drawn; None if there are several, or none."""
+        drawn = [item for item in items if not isinstance(item, int) or item not in self.hidden]
+        return drawn[0] if len(drawn) == 1 else None
 
     def _flattened(self, items: Sequence[Item]) -> list[Item]:
         """Scopes of one node, or one stack, as that."""
         found: list[Item] = []
         for item in items:
             inner = item.items if isinstance(item, Group) and item.kind == "scope" else ()
-            visible = [i for i in inner if not isinstance(i, int) or i not in self.hidden]
-            one = visible[0] if len(visible) == 1 else None
-            if inner and (not visible or isinstance(one, int) or (one is not None and one.kind == "stack")):
-                found += inner
-            else:
-                found.append(item)
+            only = self._only(inner)
+            is_one = isinstance(only, int) or (only is not None and only.kind == "stack")
+            found += inner if is_one or (inner and self.hidden.issuperset(inner)) else [item]
         return sorted(found, key=_first)
 
     def _flat(self, indices: Sequence[int]) -> list[Item]:
@@ -179,7 +180,8 @@ class Outline:
         if len(shown) >= 2 * FEWEST:
             position = {id(self.graph.nodes[i]): i for i in shown}
             part = self.graph.extract([self.graph.nodes[i] for i in shown], ())
-            runs = [(layers.count, [position[id(n)] for n in layers.nodes]) for layers in repeated(part)]
+            every = [(layers.count, [position[id(n)] for n in layers.nodes]) for layers in repeated(part)]
+            runs = [(count, own) for count, own in every if not self._returns(own)]
         for count, own in runs:
             period = len(own) // count
             layers = [own[k * period : (k + 1) * period] for k in range(count)]
@@ -245,9 +247,9 @@ class Outline:
             found.append(Group("repeat", f"{group[0].title} … {group[-1].title}", layers))
         return found
 
-    def _returns(self, inside: Collection[int]) -> bool:
+    def _returns(self, nodes: Collection[int]) -> bool:
         """Whether some nodes read what others compute from their results: as one block, these would be a cycle."""
-        after: set[str] = set()
+        inside, after = {*nodes}, set[str]()
         outside: set[str] = set()
         for i, node in enumerate(self.graph.nodes):
             if i in self.hidden:

@@ -228,7 +228,7 @@ def test_scopes_come_from_weights_or_notes_of_the_exporter(tmp_path: Path) -> No
     notes = [["encoder", "encoder.0", "linear"], ["encoder", "encoder.0", "act"], ["encoder", "encoder.1", "linear"]]
     for node, names in zip(nodes, notes, strict=True):
         node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=str(["", *names]))
-    assert Outline(onnx2jax.convert(model(nodes, *ends, weights)).graph, ()).paths == [
+    assert Outline(onnx2jax.convert(model(nodes, *ends, weights)).graph, frozenset()).paths == [
         ("encoder", "0"),
         ("encoder", "0"),
         ("encoder", "1"),
