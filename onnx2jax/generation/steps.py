@@ -96,10 +96,11 @@ class Steps(Graphs):
         self.others = tuple(v.name for v in self.first.inputs if v.name not in self._filled_inputs(self.first))
         self.others += self.embedding.others if self.embedding else ()
 
-    @cached_property
-    def params(self) -> Mapping[str, Any]:
+    @property
+    def params(self) -> dict[str, Any]:
         """``model.params``, those of a prefill file that differ (``first/``), and an embedding's (``embed/``)."""
-        own = {FIRST + n: self.first.params[n] for n in self._first_only}
+        first = self.first.params
+        own = {FIRST + n: first[n] for n in self._first_only}
         return {**self.model.params, **own, **(self.embedding.params if self.embedding else {})}
 
     @cached_property

@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 class Model(Views, Exports):
     """An ONNX model as a JAX function, created by ``convert``. Immutable: ``with_params`` returns another.
 
+    A pytree: its leaves are the parameters under their ONNX names, all else is static. So JAX's transformations, and
+    libraries such as optax and equinox, take the model itself; models that differ only in parameters share programs.
+    Leaves are checked in calls.
+
     Attributes:
         inputs: the required inputs, in order; each has ``name`` and ``type`` (``dtype``, ``shape``).
         optional: inputs that have a default, by name; pass them by name to override it.
@@ -99,8 +103,14 @@ class Model(Views, Exports):
             are NumPy arrays, maps dicts.
 
         Raises:
-            InputError: the arguments do not match ``model.inputs``.
+            InputError: the arguments do not match ``model.inputs``, or a leaf its parameter.
             RandomKeyError: the model draws random numbers inside your own transformation, and ``rng`` is left out.
+
+        >>> import jax, numpy as np, onnx2jax
+        >>> model = onnx2jax.convert(onnx2jax.demo_model())
+        >>> slopes = jax.jit(jax.grad(lambda model, x: model(x).sum()))(model, np.zeros((1, 1, 8, 8), np.float32))
+        >>> slopes.params["fc.bias"].shape
+        (10,)
         """
         runtime = self._runtime
         signature, given = runtime.signature(args, named, False)
