@@ -39,6 +39,18 @@ def test_a_dict_of_inputs_is_one_argument(model: onnx2jax.Model) -> None:
         model({"X": X})
 
 
+def test_inputs_are_given_to_each_method_as_to_a_call(model: onnx2jax.Model) -> None:
+    for args, named in (((X,), {}), ((), {"x": X}), (({"x": X},), {})):
+        assert model.compile(*args, **named) is model
+        assert model.summary(*args, **named).inputs == {"x": "float32[3, 4]"}
+        assert model.values(*args, **named, names="y")["y"].shape == (3, 2)
+        assert "model(...)" in model.explain_call(*args, **named)
+    assert model.summary(jax.ShapeDtypeStruct((7, 4), np.float32)).nodes[-1].outputs == {"y": "float32[7, 2]"}
+    for call in (model.compile, model.summary):
+        with pytest.raises(InputNameError, match=r"there is no input 'dim'.*did you mean 'dims'\?"):
+            call(dim={"batch": 2})
+
+
 def test_a_dict_is_the_input_itself_where_the_model_takes_a_map() -> None:
     kind = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
     node = helper.make_node("CastMap", ["m"], ["y"], domain="ai.onnx.ml", map_form="SPARSE", max_map=3)

@@ -34,7 +34,7 @@ def convert_and_save() -> None:
         total: jax.Array = model.apply(params, images).sum()
         return total
 
-    gradient = jax.grad(score)(model.floating_params)
+    gradient = jax.grad(score)(assert_type(model.floating_params, dict[str, Any]))
     assert_type(onnx2jax.save(model, "trained.onnx", params=gradient), Path)
     assert_type(model.save("same.onnx"), Path)
     assert_type(model.inputs[0].shape, tuple[int | str | None, ...] | None)
@@ -43,6 +43,23 @@ def convert_and_save() -> None:
         model(np.zeros((2, 3), np.float32))
     except InputShapeError as e:
         assert isinstance(e, OnnxError)
+
+
+def transform() -> None:
+    model = onnx2jax.convert(onnx2jax.demo_model())
+
+    def score(model: onnx2jax.Model, images: np.ndarray) -> jax.Array:
+        total: jax.Array = model(images).sum()
+        return total
+
+    value, slopes = jax.jit(jax.value_and_grad(score))(model, IMAGES)
+    moved: onnx2jax.Model = jax.tree.map(lambda w, g: w + 0.01 * g, model, slopes)
+    assert score(moved, IMAGES) > value
+    assert_type(moved.params, dict[str, Any])
+    optimizer = optax.sgd(0.01)
+    updates, _ = optimizer.update(slopes, optimizer.init(model), model)
+    tuned: onnx2jax.Model = optax.apply_updates(model, updates)
+    assert_type(tuned.save("tuned.onnx"), Path)
 
 
 def change_and_see() -> None:
@@ -55,7 +72,7 @@ def change_and_see() -> None:
     assert_type(model.replace({"relu1.out": lambda value: value * 0}), onnx2jax.Model)
     assert_type(model.with_params(model.params), onnx2jax.Model)
     assert_type(model.simplified(), onnx2jax.Model)
-    assert_type(model.compile({"image": IMAGES}), onnx2jax.Model)
+    assert_type(model.compile(IMAGES), onnx2jax.Model)
     assert_type(model.values(IMAGES, names=["relu*"]), dict[str, Any])
     assert_type(model.explain(), str)
     assert_type(model.explain_call(IMAGES), str)
@@ -133,4 +150,4 @@ def use_interfaces() -> None:
     assert_type(spread.explain_sharding(), str)
 
 
-EXAMPLES: Sequence[Callable[[], None]] = (convert_and_save, change_and_see, train, generate, use_interfaces)
+EXAMPLES: Sequence[Callable[[], None]] = (convert_and_save, transform, change_and_see, train, generate, use_interfaces)
