@@ -41,8 +41,13 @@ help:
 	@echo "make notebooks  execute the notebooks and keep their outputs"
 	@echo "make release    build the wheel twice, compare, and run README from it on each Python; uploads nothing"
 
-demo: $(VENV)/.demo
-	$(BIN)/python -m onnx2jax.demo
+# With the package that is installed for PYTHON, if it is; else with an editable one in VENV.
+demo:
+	@if $(PYTHON) -P -c "import matplotlib, onnx2jax, rich" 2> /dev/null; then $(PYTHON) -P -m onnx2jax.demo; else \
+		$(PYTHON) -P -c "import onnx2jax" 2> /dev/null && \
+			echo "$(PYTHON) has onnx2jax without the extra demo, $(PYTHON) -m pip install '.[demo]'; using $(VENV)"; \
+		$(MAKE) --no-print-directory $(VENV)/.demo && $(BIN)/python -m onnx2jax.demo; \
+	fi
 
 # ruff and mypy run beside the tests, which fail if they compile more programs than COMPILATIONS.
 test: $(VENV)/.test

@@ -90,6 +90,11 @@ def _show(found: Cost) -> None:
     elif chip is None and found.flops is not None and found.scratch_bytes is not None:
         facts += [("temporary bytes, on a CPU", found.scratch_bytes), ("FLOPs per device", found.flops)]
     print_table(title, ("per step", ""), [(what, f"{number:,}") for what, number in facts])
+    if not found.sharded:
+        print(
+            "nothing is sharded: each device holds all weights and inputs. Choose another --plan, or extents that the "
+            f"mesh divides: {' '.join(f'--dim {n}={math.prod(found.mesh.values())}' for n in found.dims) or '--mesh'}"
+        )
     if chip is not None:
         verdict = "fits" if chip.fits else f"does not fit: {chip.refused or 'it needs more memory than the chip has'}"
         print(f"{chip.chip}: {verdict}")

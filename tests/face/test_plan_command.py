@@ -65,3 +65,14 @@ def test_a_table(described: Path, capsys: pytest.CaptureFixture[str], monkeypatc
 def test_invalid_meshes_are_errors(mesh: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", "model.onnx", "--mesh", mesh]) == 2
     assert f"--mesh {mesh}: expected" in capsys.readouterr().err
+
+
+def test_it_says_when_nothing_is_sharded(
+    described: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")  # as in the subprocess of the command
+    assert cli.main(["plan", str(described), "--mesh=data=2", "--dim=batch=3", "--weights-only"]) == 0
+    assert "nothing is sharded: each device holds all weights and inputs." in capsys.readouterr().out
+    assert cli.main(["plan", str(described), "--mesh=data=2", "--dim=batch=4", "--weights-only"]) == 0
+    assert "nothing is sharded" not in capsys.readouterr().out
+    assert not cost(described, {"data": 2}, dims={"batch": 3}, compiled=False).sharded

@@ -192,3 +192,14 @@ def test_other_libraries_keywords_are_answered_when_loading() -> None:
     with pytest.raises(InputTypeError, match=r"pass strict to onnx2jax\.convert"):
         onnx2jax.decoder(model, strict=True)
     assert onnx2jax.decoder(model).tokenizer is None
+
+
+def test_extents_of_caches_are_inferred_without_a_warning() -> None:
+    """In 32-bit mode, where JAX 0.12 warns of int64 tokens."""
+    proto = shared.FILES["group query"]().proto
+    caches = [v for v in proto.graph.input if v.name.startswith("past")]
+    before = [v.type.tensor_type.shape.dim[3].dim_value for v in caches]
+    for v in caches:
+        v.type.tensor_type.shape.dim[1].dim_param, v.type.tensor_type.shape.dim[3].dim_param = "heads", "size"
+    pairs = onnx2jax.decoder(proto).pairs.values()
+    assert [p.dims[3] for p in pairs] == before

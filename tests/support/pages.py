@@ -73,14 +73,14 @@ def run(page: Path) -> dict[str, Any]:
 def check_command(line: str, where: str) -> None:
     """Check a command line against this package's parser, the Makefile, pyproject.toml, or a module."""
     match shlex.split(line, comments=True):
-        case [] | ["cd" | "git", *_]:
+        case [] | ["cd" | "git", *_] | ["python3", "-m", "venv", _] | [".", "env/bin/activate"]:
             return
         case ["onnx2jax", *arguments] | ["python", "-m", "onnx2jax", *arguments]:
             _parser().parse_args(arguments)
         case ["make", *targets]:
             there = re.findall(r"^(\w[\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)
             _check(where, {t for t in targets if "=" not in t} <= {*there}, line)
-        case ["pip" | ".venv/bin/pip", "install", *names]:
+        case ["pip" | ".venv/bin/pip", "install", *names] | ["python", "-m", "pip", "install", *names]:
             extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
             asked = {e for n in names if "[" in n for e in n[n.index("[") + 1 : n.index("]")].split(",")}
             _check(where, asked <= extras.keys(), line)

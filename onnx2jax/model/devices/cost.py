@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -106,6 +106,7 @@ class Cost:
         flops: of a step on one device, of the stage that has most, by XLA's count; None without programs.
         exchanges: of a step, of all stages.
         on_chip: the program for an accelerator; None for a CPU.
+        sharded: whether the devices divide weights or inputs among them, rather than each holding all.
     """
 
     mesh: Mapping[str, int]
@@ -118,6 +119,7 @@ class Cost:
     flops: int | None
     exchanges: tuple[Exchange, ...]
     on_chip: OnChip | None = None
+    sharded: bool = True
 
     def facts(self) -> dict[str, Any]:
         """The cost as a dict for JSON."""
@@ -191,7 +193,13 @@ def cost(
             max(int(compat.cost_analysis(p.compiled).get("flops", 0)) for p in found) if found else None,
             tuple(Exchange(kind, len(sizes), sum(sizes)) for kind, sizes in sorted(exchanges.items())),
             on_chip,
+            isinstance(placement, Staged) or _divides((*placement.params.values(), *shardings.values()), mesh),
         )
+
+
+def _divides(shardings: Iterable[Any], mesh: Any) -> bool:
+    """Whether some sharding divides an array over the mesh; True for one device, which has nothing to divide."""
+    return mesh.size == 1 or not all(s.is_fully_replicated for s in shardings)
 
 
 def _on_chip(target: Slice, model: Any, inputs: Mapping[str, Any]) -> tuple[list[Stage], OnChip]:
