@@ -89,6 +89,7 @@ QUOTES: Final[Mapping[str, tuple[str, ...]]] = {
         "{genai float32} times its tokens per second in float32 and {genai 4 bits} in 4 bits, and with 8 prompts at a "
         "time {genai float32, 8} and {genai 4 bits, 8}.",
     ),
+    "docs/guides/quantize.md": (),
     "docs/coming_from/onnxruntime.md": ("{microsoft} are supported",),
     "docs/coming_from/jaxonnxruntime.md": (),
     "docs/coming_from/pytorch.md": (),

@@ -57,8 +57,8 @@ _stages: list[_Stage] = []
 _display: _Display | None = None
 _width = 0
 """Characters of the line on the screen."""
-_hidden = 0
-_calls = threading.local()
+_local = threading.local()
+"""Of each thread: ``stages`` that the innermost call has announced, and whether they are ``hidden``."""
 
 
 @contextmanager
@@ -82,39 +82,36 @@ def call() -> Iterator[None]:
 
     Entering a stage starts a thread; this costs a microsecond.
     """
-    outer, _calls.stages = getattr(_calls, "stages", None), []
+    outer, _local.stages = getattr(_local, "stages", None), []
     try:
         yield
     finally:
-        begun, _calls.stages = _calls.stages, outer
+        begun, _local.stages = _local.stages, outer
         for own in begun:
             _leave(own)
 
 
 def announce(text: str) -> None:
     """Begins a stage that ends with the innermost ``call`` of this thread; does nothing outside of one."""
-    begun: list[_Stage] | None = getattr(_calls, "stages", None)
+    begun: list[_Stage] | None = getattr(_local, "stages", None)
     if begun is not None and (own := _entered(text)) is not None:
         begun.append(own)
 
 
 @contextmanager
 def hidden() -> Iterator[None]:
-    """A context that shows nothing, because something else is drawn on the terminal."""
-    global _hidden
-    with _lock:
-        _hidden += 1
+    """A context that shows no stages of this thread: something else is drawn, or nobody waits for it."""
+    outer, _local.hidden = getattr(_local, "hidden", False), True
     try:
         yield
     finally:
-        with _lock:
-            _hidden -= 1
+        _local.hidden = outer
 
 
 def _entered(text: str) -> _Stage | None:
     """A new open stage; None where nothing is to be shown."""
     global _display
-    if _is_quiet() or not (_is_terminal() or _in_notebook()):
+    if getattr(_local, "hidden", False) or _is_quiet() or not (_is_terminal() or _in_notebook()):
         return None
     own = _Stage(text)
     with _lock:
@@ -167,7 +164,7 @@ def _in_notebook() -> bool:
 def _draw() -> None:
     global _width
     long = [s for s in _stages if time.monotonic() - s.start >= DELAY]
-    if not long or _hidden:
+    if not long:
         return
     long[-1].drawn = True
     line = str(long[-1])[: max(20, shutil.get_terminal_size().columns - 1)]
@@ -178,7 +175,7 @@ def _draw() -> None:
 def _clear(own: _Stage) -> None:
     """Removes the line from a terminal; in a notebook it stays, as the record of what took long."""
     global _width
-    if _width and not _hidden:
+    if _width:
         _write(f"\r{' ' * _width}\r" if _is_terminal() else f"\r{str(own).ljust(_width)}\n")
     _width = 0
 

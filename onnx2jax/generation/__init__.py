@@ -1,6 +1,7 @@
 """Text generation: fixed-length KV caches, prefill and step as pure functions, the decoding loop as one program.
 
-- ``files``: loads a decoder from files; ``decoder``: the public class; ``prompts``: validates its arguments.
+- ``files``: loads a decoder from files; ``decoder``: the public class; ``calls``: how its calls begin and go on;
+  ``results``: what they return; ``prompts``, ``keywords``: validate arguments; ``text``: tokenizer and chat template.
 - ``steps``: prefill, step and extend; ``cache``: the KV caches they pass on; ``embedding``: token embeddings.
 - ``graphs``, ``branches``, ``in_place``, ``probe``: graph rewrites for fixed-length caches; ``verified``: compares the
   logits before generating.

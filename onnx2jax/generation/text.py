@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from .. import compat
-from ..errors import InputValueError, ModelError
+from ..errors import InputTypeError, InputValueError, ModelError
 
 UNFINISHED: Final = "\N{REPLACEMENT CHARACTER}"
 """Ends a decoded text whose last character needs further tokens."""
@@ -83,6 +83,10 @@ class Tokenizer:
             prompt: a text, or messages ``{"role": "user", "content": "..."}``.
             continues: no special token begins the text, because it continues another.
         """
+        if not isinstance(prompt, str) and not _is_conversation(prompt):
+            raise InputTypeError(
+                f"prompt is {prompt!r:.80}: a text, or messages [{{'role': 'user', 'content': '...'}}]"
+            )
         special = isinstance(prompt, str) and not continues
         text = prompt if isinstance(prompt, str) else self._rendered(prompt)
         found = self.library.encode(text, add_special_tokens=special)

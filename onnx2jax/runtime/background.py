@@ -20,6 +20,7 @@ import jax
 from ..eval.interpreter import Context, Scope, initial_scope, run_node, run_nodes
 from ..eval.values import to_host
 from ..ir.graph import Graph, Node
+from ..progress import hidden
 
 PATIENCE: Final = 2.0
 """Seconds that a first call is evaluated before compilation starts beside it."""
@@ -87,7 +88,8 @@ class _Compilation:
 
         def run() -> None:
             try:
-                compiled()
+                with hidden():
+                    compiled()
             finally:  # what it raised, the next call raises
                 self.is_over = True
 

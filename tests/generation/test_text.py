@@ -94,6 +94,8 @@ def test_templates_as_models_have_them(tmp_path: Path) -> None:
         Ours(Tokenizer.from_file(str(tmp_path / "tokenizer.json"))).encode([{"content": "b"}])
     with pytest.raises(InputValueError, match="tokenizer is int"):
         Ours(3)
+    with pytest.raises(InputTypeError, match=r"prompt is \[1\]: a text, or messages"):
+        own.encode([1])  # type: ignore[list-item]
 
 
 def test_text_of_tokens_that_share_characters_and_spaces() -> None:
