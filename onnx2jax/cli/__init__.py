@@ -15,7 +15,8 @@ from ..errors import OnnxError
 from .terminal import CommandError, Parser
 
 _NAMES: Final = (
-    "run inspect summary check verify bench profile plan train generate export join simplify view draw operators demo"
+    "run inspect summary check verify bench profile plan train generate export join simplify view draw operators "
+    "cache demo"
 )
 COMMANDS: Final = [import_module(f"{__name__}.{name}") for name in _NAMES.split()]
 """Modules with one command each, in the order of the help."""

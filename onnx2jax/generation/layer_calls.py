@@ -33,7 +33,7 @@ LEAST_BYTES: Final = 20 << 20
 def with_layer_calls(model: Model) -> Model:
     """The model with its repeated layers as calls where that pays, unless ``convert(scan_layers=)`` says how."""
     options = model.options
-    if options.scan_layers is not None or options.passes is None or model.placement is not None:
+    if options.scan_layers is not None or options.skipped is None or model.placement is not None:
         return model
     weights = parameters(model.graph)
     if sum(v.nbytes for v in weights.values()) < 2 * LEAST_BYTES or not is_cpu(device_of(())):

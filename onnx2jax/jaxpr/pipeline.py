@@ -49,15 +49,13 @@ class Passes:
         return replace(self, skip=self.skip | {*names})
 
 
-def parse(optimize: bool | Mapping[str, Sequence[str]]) -> Passes | None:
-    """The options that ``convert(optimize=...)`` stands for; None for a program that is to stay as it was traced.
+def skipped(optimize: Any) -> frozenset[str]:
+    """The passes that ``convert(optimize={"skip": [...]})`` names.
 
     Raises:
-        InputTypeError: it is neither a bool nor {"skip": [...]}.
+        InputTypeError: it has another form.
         InputValueError: a name is that of no pass.
     """
-    if isinstance(optimize, bool):
-        return Passes() if optimize else None
     skip = optimize.get("skip") if isinstance(optimize, Mapping) and optimize.keys() == {"skip"} else None
     if not isinstance(skip, Sequence | set | frozenset) or isinstance(skip, str):
         raise InputTypeError(f"optimize is {optimize!r:.80}: pass True, False, or {{'skip': [{NAMES[0]!r}]}}")
@@ -65,7 +63,7 @@ def parse(optimize: bool | Mapping[str, Sequence[str]]) -> Passes | None:
         raise InputValueError(
             f"optimize={optimize!r:.80}: no pass is called {unknown[0]!r}; passes: {', '.join(NAMES)}"
         )
-    return Passes(skip=frozenset(skip))
+    return frozenset(skip)
 
 
 class Pass(NamedTuple):

@@ -107,11 +107,13 @@ def convert(
             ``{"skip": [names]}`` skips some passes. Your own ``jit`` or ``grad`` around ``model.apply`` is not
             optimised.
         cache_dir: a folder for compiled programs; left out (True), that of the environment variable
-            ``ONNX2JAX_CACHE_DIR`` if it is set; None or False for none. A later process, of the same versions and on
-            the same kind of CPU, loads them in place of tracing and compiling; they contain no weights. Trust the
-            folder as you trust code; anything in it may be deleted. Programs for other devices and meshes, with custom
-            operators, or that call linear algebra libraries are not stored: JAX's own compilation cache is for them.
-            While that is on (``jax_compilation_cache_dir``), nothing is stored here.
+            ``ONNX2JAX_CACHE_DIR``, or ``onnx2jax`` in the user's folder of caches where that is not set; None, False or
+            an empty variable for none. A later process, of the same versions and on the same kind of CPU, loads them in
+            place of tracing and compiling; they contain no weights. Trust the folder as you trust code; anything in it
+            may be deleted, and beyond 2 GB the least recently used are. Programs for other devices and meshes, with
+            custom operators, or that call linear algebra libraries are not stored: JAX's own compilation cache is for
+            them. While that is on (``jax_compilation_cache_dir``), nothing is stored here. In a folder that is named,
+            programs are compiled without oneDNN, which cannot be stored; in the user's own, such programs are not kept.
         background_compile: do not wait for XLA: calls are evaluated by NumPy, operator after operator, until a thread
             has compiled their program, which it starts to do after the second call of a signature. Results of NumPy
             and of XLA are equally exact and differ in their last bits. For models on one CPU whose operators NumPy

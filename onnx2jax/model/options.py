@@ -18,7 +18,6 @@ from ..errors import InputNameError, InputValueError, UnsupportedError, names_li
 from ..eval.settings import Settings
 from ..ir import layers
 from ..ir.graph import Graph, Imported
-from ..jaxpr import pipeline
 from ..runtime import cache_folder
 from ..sharding.rules import Devices, Placement
 
@@ -71,12 +70,16 @@ class Options(Devices):
             raise InputNameError(f"loop_cond is {self.loop_cond!r}; it is 'onnx' or 'onnxruntime'")
         if self.scan_layers not in (True, False, "calls", None):
             raise InputValueError(f"scan_layers is {self.scan_layers!r}; it is True, False, 'calls' or None")
-        _ = self.passes, self.compute_dtype
+        _ = self.skipped, self.compute_dtype
 
     @cached_property
-    def passes(self) -> pipeline.Passes | None:
-        """Which passes run over programs; None for programs that stay as traced."""
-        return pipeline.parse(self.optimize)
+    def skipped(self) -> frozenset[str] | None:
+        """The passes that do not run over programs; None if none runs."""
+        if isinstance(self.optimize, bool):
+            return frozenset() if self.optimize else None
+        from ..jaxpr import pipeline
+
+        return pipeline.skipped(self.optimize)
 
     @cached_property
     def compute_dtype(self) -> np.dtype | None:
@@ -122,8 +125,8 @@ class Options(Devices):
             self.loop_cond,
             self.warn_after,
             placed.constrain if placed else None,
-            self.passes is not None,
-            frozenset() if self.passes is None else self.passes.skip,
+            self.skipped is not None,
+            self.skipped or frozenset(),
             self.compute_dtype,
             self.scan_layers,
             cache_dir=cache_folder.folder(self.cache_dir),
