@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
+import numpy as np
+
 from .. import compat, debug
 from ..errors import InputTypeError, InputValueError, OptimizationWarning
 from .program import Branch, Program, branch_for
@@ -84,6 +86,10 @@ class Pass(NamedTuple):
 
 def _has_convolution(program: Program, _options: Passes) -> bool:
     return program.has("conv_general_dilated")
+
+
+def _has_bytes(program: Program, _options: Passes) -> bool:
+    return any(v.aval.dtype in (np.int8, np.uint8) for v in (*program.inputs, *program.constants))
 
 
 def _convolution_branch(options: Passes) -> Branch:
@@ -182,7 +188,7 @@ def _dot_transpose(program: Program, _options: Passes) -> Program:
 
 
 PASSES: Final = (
-    Pass("dequantize", _dequantize, platforms=("cpu", "tpu")),
+    Pass("dequantize", _dequantize, _has_bytes, platforms=("cpu", "tpu")),
     Pass("fold_batchnorm", _fold_batchnorm, _has_convolution, platforms=None),
     Pass("layout_assignment", _layout_assignment, _has_convolution),
     Pass("dot_layout", _dot_layout),
@@ -190,7 +196,7 @@ PASSES: Final = (
     Pass("hoist_params", _hoist_params, platforms=None),
     Pass("unroll_loops", _unroll_loops, lambda _program, _options: compat.has_serial_loops()),
     Pass("prevent_recompute", _prevent_recompute),
-    Pass("microbatch", _microbatch),
+    Pass("microbatch", _microbatch, lambda program, _: program.has("conv_general_dilated") or program.has("ffi_call")),
 )
 """Over the program of a call."""
 TRAINING_PASSES: Final = (

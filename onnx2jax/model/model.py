@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -399,6 +400,14 @@ class Model(Views, Exports):
     def _mesh(self) -> Mesh | None:
         return self.placement.mesh if self.placement else None
 
+    def _naming_nodes(self, values: Mapping[str, Any], rng: Any) -> AbstractContextManager[None]:
+        """Names the node that computes a value which ``jax.debug_nans`` or ``debug_infs`` refuses."""
+        if not compat.watches():
+            return nullcontext()
+        from .reports.special_values import naming_their_node
+
+        return naming_their_node(self, values, rng)
+
     def _call(
         self,
         values: dict[str, Any],
@@ -410,7 +419,6 @@ class Model(Views, Exports):
     ) -> tuple[Any, ...]:
         """The outputs for checked inputs, which were ``given`` with this signature; binds the next such call."""
         from ..runtime.dispatch import snapshot
-        from .reports.special_values import naming_their_node
 
         checked = values
         if not as_numpy:
@@ -428,7 +436,7 @@ class Model(Views, Exports):
         if (evaluated := runtime.evaluated(signature, values, as_numpy)) is not None:
             return evaluated
         padded, extents = buckets.pad(self.inputs, values, spec.bucket)
-        with buckets.blaming_padding(extents), naming_their_node(self, padded, rng):
+        with buckets.blaming_padding(extents), self._naming_nodes(padded, rng):
             outcome = runtime.run(runtime.program, padded, rng, x32, as_numpy)
         if spec.max_size:
             from .changes.max_size import check_counts

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import jax
 import numpy as np
@@ -27,12 +27,14 @@ from ..runtime.dispatch import BoundCall, Callee, Constants, Signature, signatur
 from ..runtime.memory import copied
 from ..runtime.params import DeviceParams
 from ..runtime.partition import Program
-from ..sharding.rules import Placement
 from .calls import buckets
 from .calls.arguments import as_text, check_readable
-from .devices.pipeline import Pipeline, program_of
 from .spec import Spec
-from .structure import Structure
+from .structure import Structure, program_of
+
+if TYPE_CHECKING:
+    from ..sharding.rules import Placement
+    from .devices.pipeline import Pipeline
 
 UNPROVEN: Final = 4
 """Programs without padding after which a warning says that calls do not verify a bucket."""

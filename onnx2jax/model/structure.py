@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from .. import compat
 from ..errors import InputError
+from ..eval.settings import Settings
+from ..ir.graph import Graph
 from ..ops.arrays import is_traced
 from ..proto.types import TensorType
-from ..runtime.background import Background
 from ..runtime.params import immutable
 from ..runtime.partition import Program
 from .calls.arguments import as_param
 from .calls.growth import CacheGrowth
 from .calls.outputs import Declarations, field_names
-from .devices.pipeline import Pipeline, program_of
 from .spec import Spec
+
+if TYPE_CHECKING:
+    from ..runtime.background import Background
+    from ..sharding.rules import Placement
+    from .devices.pipeline import Pipeline
 
 
 class Structure:
@@ -45,7 +50,7 @@ class Structure:
         self.names = tuple(spec.types)
         self._hash = hash(self.names)
         self.program: Program | Pipeline = program_of(spec.graph, spec.settings, spec.placement)
-        self.background = Background() if spec.settings.background else None
+        self.background = _background() if spec.settings.background else None
         self.fields = field_names(v.name for v in spec.outputs)
         self.declared, self.growth, self.compared = Declarations(spec.graph.inputs, spec.outputs), CacheGrowth(), 0
 
@@ -86,3 +91,20 @@ class Structure:
         """The type that a new value of a parameter has to have: as it is kept, or that of the file."""
         kept, given = self.spec.stored[name], self.spec.types[name]
         return given if getattr(value, "dtype", None) == given.dtype else kept
+
+
+def program_of(graph: Graph, settings: Settings, placement: Placement | None) -> Program | Pipeline:
+    """The Program of a graph, or its Pipeline if the placement has stages."""
+    if placement is not None:
+        from ..sharding.stages import Staged
+        from .devices.pipeline import Pipeline
+
+        if isinstance(placement, Staged):
+            return Pipeline(graph, settings, placement)
+    return Program(graph, settings)
+
+
+def _background() -> Background:
+    from ..runtime.background import Background
+
+    return Background()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 import sys
 import threading
 import typing
@@ -15,11 +14,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from importlib import import_module
 from inspect import Parameter, Signature, signature
-from types import CodeType, FrameType
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypedDict, TypeVar, Unpack
 
 from ..proto.names import normal_domain
 from .arrays import in_float32
+from .description import described
 from .index import MODULES
 
 Static = Annotated[Any, "static"]
@@ -36,26 +35,6 @@ Shaped = Annotated[Any, "shaped"]
 
 MayBeEmpty = Annotated[Any, "may be empty"]
 """Marks an input that a node may omit although a required one follows."""
-
-FIXTURES = frozenset(
-    (
-        "rng",
-        "n_outputs",
-        "opset",
-        "max_trips",
-        "loop_cond",
-        "derivatives",
-        "compiled",
-        "forward_only",
-        "warn",
-        "once",
-        "shards",
-        "extents",
-        "wide",
-        "dropped",
-    )
-)
-"""Keyword-only parameters whose arguments the interpreter supplies, to operators that declare them."""
 
 
 class Shards(NamedTuple):
@@ -76,14 +55,6 @@ UNSHARDED: Final = Shards()
 
 PADDED: Final = "onnx2jax.padded"
 """The domain of operators that pad their outputs to ``size``; the first output is the number of valid entries."""
-
-POSITIVE: Final = frozenset(
-    {"blocksize", "clip", "dilations", "group", "hidden_size", "kernel_shape", "num_groups", "output_height"}
-    | {"output_width", "p", "pooled_shape", "size", "strides"}
-)
-"""Attributes of ONNX's and onnxruntime's operators whose numbers are positive."""
-POSITIVE_IF_REQUIRED: Final = frozenset({"block_size", "kv_num_heads", "num_heads", "q_num_heads"})
-"""Attributes of which 0 stands for none where an operator does not require them."""
 
 # Opset 1 lists which inputs may be overwritten; a pure function has no use for it.
 LEGACY_HINTS: Final = frozenset({"consumed_inputs"})
@@ -220,20 +191,24 @@ class Registration:
     def operator(self) -> Operator:
         """The operator: the same object at each look-up, in all threads."""
         with _LOCK:
-            known: Operator | None = vars(self).get("_operator")
-            if known is None:
-                known = vars(self)["_operator"] = self._described()
-            return known
+            if "_operator" not in vars(self):
+                vars(self)["_operator"] = self._described()
+            return vars(self)["_operator"]
 
     def _described(self) -> Operator:
         function, declared = self.function, dict[str, Any]()
         if function is not None:
-            declared = _describe(self.domain, function)
-            wrapper = _WRAPPERS.get((self.domain, self.name)) if self.module else None
-            function = wrapper(function, declared["inputs"]) if wrapper else function
+            declared = described(self.domain, function)
+            if self.module and (wrapper := _WRAPPERS.get((self.domain, self.name))):
+                function = _wrapped(wrapper, function, declared["inputs"])
         if self.module:
             _BUILT_IN[self.domain, self.name, self.since] = function
         return Operator(self.domain, self.name, self.since, function, **declared, instead=self.instead, **self.traits)
+
+
+@functools.cache
+def _wrapped(wrapper: Wrapper, function: Callable[..., Any], inputs: tuple[str, ...]) -> Callable[..., Any]:
+    return wrapper(function, inputs)  # once: operators are compared by their functions
 
 
 _LOCK: Final = threading.RLock()
@@ -280,7 +255,7 @@ def op(
         registration = Registration(normal_domain(domain), name, since, registered, traits, module=module)
         if not module:
             _load(registration.domain, name)
-            _describe(registration.domain, registered)  # a wrong annotation raises here, not in convert
+            described(registration.domain, registered)  # a wrong annotation raises here, not in convert
         _add(registration, replace)
         return function
 
@@ -333,15 +308,12 @@ def deprecated(name: str, *, domain: str = "", since: int, instead: str) -> None
 
 def _calling_module() -> str:
     """The module of this package that is registering an operator, perhaps by a function of another; "" for a user's."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        name = frame.f_globals.get("__name__", "")
-        if not name.startswith(f"{__package__}."):
-            break
-        if frame.f_code.co_name == "<module>":
-            return name.removeprefix(f"{__package__}.")
+    frame: Any = sys._getframe(2)
+    own = f"{__package__}."
+    while frame.f_code.co_name != "<module>" and frame.f_globals["__name__"].startswith(own):
         frame = frame.f_back
-    return ""
+    name = frame.f_globals.get("__name__", "")
+    return name.removeprefix(own) if name.startswith(own) else ""
 
 
 def refuse(name: str, *, domain: str, instead: str) -> None:
@@ -435,46 +407,3 @@ def _add(registration: Registration, replace: bool) -> None:
     traits = traits | ({"heavy": True} if registration.traits.get("product") else {}) | registration.traits
     versions = sorted([v for v in versions if v.since != since] + [registration], key=lambda v: -v.since)
     _OPERATORS[domain, name] = [dataclasses.replace(v, traits=traits) for v in versions]
-
-
-@functools.cache
-def _compiled(annotation: str) -> CodeType:
-    return compile(annotation, "<annotation>", "eval")
-
-
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """The annotations of a function, evaluated. ``typing.get_type_hints`` took a fifth of this package's import."""
-    inner = inspect.unwrap(function)
-    scope = getattr(inner, "__globals__", {})
-    hints = getattr(function, "__annotations__", {})
-    return {k: eval(_compiled(hint), scope) if isinstance(hint, str) else hint for k, hint in hints.items()}
-
-
-def _describe(domain: str, function: Callable[..., Any]) -> dict[str, Any]:
-    """The fields of an Operator that the signature of its function declares."""
-    hints = _hints(function)
-    names: dict[Any, list[str]] = {}
-    positive = set()
-    for p in signature(function).parameters.values():
-        names.setdefault(p.kind, []).append(p.name)
-        if p.name in POSITIVE or (p.name in POSITIVE_IF_REQUIRED and p.default is p.empty):
-            positive.add(p.name)
-
-    def marked(mark: str) -> frozenset[str]:
-        return frozenset(k for k, hint in hints.items() if mark in getattr(hint, "__metadata__", ()))
-
-    keywords = frozenset(names.get(Parameter.KEYWORD_ONLY, ()))
-    return {
-        "inputs": (*names.get(Parameter.POSITIONAL_ONLY, ()), *names.get(Parameter.POSITIONAL_OR_KEYWORD, ())),
-        "variadic": names.get(Parameter.VAR_POSITIONAL, [None])[0],
-        "attributes": keywords - FIXTURES,
-        "static": marked("static"),
-        "may_be_traced": marked("may be traced"),
-        "relative": marked("relative"),
-        "shaped": marked("shaped"),
-        "may_be_empty": marked("may be empty"),
-        "fixtures": keywords & FIXTURES,
-        "choices": {k: typing.get_args(hint) for k, hint in hints.items() if typing.get_origin(hint) is Literal},
-        "positive": frozenset(positive) & keywords if domain in ("", "com.microsoft") else frozenset(),
-        "together": getattr(function, "together", None),
-    }

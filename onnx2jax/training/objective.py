@@ -18,8 +18,8 @@ from ..ir.graph import Graph
 from ..model.caches import Caches, caches
 from ..model.calls import arguments
 from ..model.calls.outputs import as_outputs, field_names
-from ..model.devices.pipeline import program_of
 from ..model.model import Model
+from ..model.structure import program_of
 from ..runtime.dispatch import Constants
 from ..sharding.rules import Placement
 from ..sharding.stages import Staged

@@ -38,13 +38,6 @@ from ...sharding.stages import Staged, weights_read
 from ..calls import buckets
 
 
-def program_of(graph: Graph, settings: Settings, placement: Placement | None) -> Program | Pipeline:
-    """The Program of a graph, or its Pipeline if the placement has stages."""
-    if isinstance(placement, Staged):
-        return Pipeline(graph, settings, placement)
-    return Program(graph, settings)
-
-
 class Pipeline:
     """The pipeline stages of a graph, with the interface of ``Program``.
 

@@ -55,8 +55,6 @@ def multiply_integers(program: Program, branch: Branch) -> Program:
 
     Of choices by platform it has the ``branch``.
     """
-    if not any(v.aval.dtype in BYTES for v in (*program.inputs, *program.constants)):
-        return program
     flat = program.inlined(branch)
     rewriter = _Rewriter(dict(flat.constants), branch)
     for equation in flat.equations:
