@@ -15,8 +15,8 @@ from ..errors import OnnxError
 from .terminal import CommandError, Parser
 
 _NAMES: Final = (
-    "run inspect summary check verify bench profile plan train generate export join simplify view draw operators "
-    "cache demo"
+    "run inspect summary check verify bench profile plan train generate export join simplify source view draw "
+    "operators cache demo"
 )
 COMMANDS: Final = [import_module(f"{__name__}.{name}") for name in _NAMES.split()]
 """Modules with one command each, in the order of the help."""
@@ -59,7 +59,7 @@ def _message(error: Exception) -> str:
 def _parser() -> Parser:
     parser = Parser(
         prog="onnx2jax",
-        description="Run, view, check, verify, time, train, join, simplify and export ONNX models; generate text.",
+        description="Run, view, check, verify, time, train, join, simplify, export and write ONNX models as Python.",
         epilog="onnx2jax COMMAND --help has an example and the exit statuses",
     )
     parser.add_argument("--version", action="version", version=f"onnx2jax {__version__}, jax {jax.__version__}")

@@ -52,6 +52,7 @@ from .tracing import call_in_64_bits as call_in_64_bits
 from .tracing import forward_only as forward_only
 from .tracing import functions as functions
 from .tracing import has_primitives as has_primitives
+from .tracing import in_64_bits as in_64_bits
 from .tracing import in_a_program as in_a_program
 from .tracing import outside as outside
 from .tracing import primal as primal

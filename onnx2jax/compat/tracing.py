@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AbstractMesh, use_abstract_mesh
 
+from .config import enable_x64, in_32_bits
 from .mesh import context_mesh
 
 
@@ -155,6 +156,27 @@ def call_in_64_bits(jitted: Any, *args: Any) -> Any:
         return jitted(*args)
     results = x64.in_64_bits.bind(*closed_over, *leaves, jaxpr=lowered.jaxpr)
     return jax.tree.unflatten(jax.tree.structure(traced.out_info), results)
+
+
+def in_64_bits(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator: the function of arrays computes with 64-bit types, however a caller in 32-bit mode transforms it.
+
+    >>> import numpy as np
+    >>> large = in_64_bits(lambda x: x.astype(np.int64) * 2**40)
+    >>> int(jax.jit(large)(np.int32(3))) == 3 * 2**40
+    True
+    """
+    jitted = jax.jit(lambda _, args, named: function(*args, **named), static_argnums=0)
+
+    @functools.wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        x32 = in_32_bits()
+        with enable_x64():
+            if not x32:
+                return function(*args, **named)
+            return call_in_64_bits(jitted, None, *jax.tree.map(jnp.asarray, (args, named)))
+
+    return call
 
 
 @functools.cache

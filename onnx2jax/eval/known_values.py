@@ -6,7 +6,7 @@ equal, so what an operator decides by the value of one is unknown: only moves an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import jax
@@ -57,13 +57,13 @@ def known_values(
 
     def run(given: dict[str, Any]) -> None:
         scope = known | {n: load(v) for n, v in constants.items() if n not in large} | given
-        run_nodes(graph.nodes, scope, Context({}, jax.random.key(0)), _results)
+        run_nodes(graph.nodes, scope, Context({}, jax.random.key(0)), symbolic_results)
         for name, value in scope.items():
             if isinstance(value, jax.Array):
                 found[name] = jax.ShapeDtypeStruct(value.shape, value.dtype)
             elif type(value) is np.ndarray and not value.dtype.hasobject:
                 found[name] = value
-            elif _is_extents(value) and value.ndim == 1:
+            elif is_extents(value) and value.ndim == 1:
                 extents[name] = tuple(value.tolist())
 
     without_data(run, given)
@@ -84,18 +84,30 @@ def _declared(inputs: Iterable[ValueInfo]) -> Iterator[tuple[str, jax.ShapeDtype
             yield value.name, jax.ShapeDtypeStruct(extents, value.type.dtype)
 
 
-def _results(node: Node, scope: Scope, context: Context) -> list[Any]:
-    """The outputs of a node; ``UNKNOWN`` where nothing is known."""
+def is_polynomial(node: Node, _: Mapping[str, Any]) -> bool:
+    """Whether a node moves extents or computes with them as polynomials."""
+    return node.domain == "" and node.op_type in EXACT
+
+
+def symbolic_results(
+    node: Node, scope: Scope, context: Context, is_exact: Callable[[Node, Mapping[str, Any]], bool] = is_polynomial
+) -> list[Any]:
+    """The outputs of a node; ``UNKNOWN`` where nothing is known.
+
+    Args:
+        node, scope, context: as for ``run_node``.
+        is_exact: whether a node's results hold whatever the symbols among its operands stand for.
+    """
     unknown = [UNKNOWN] * len(node.outputs)
     if any(scope.get(n, UNKNOWN) is UNKNOWN for n in node.reads):
         return unknown
     operands = {n: scope[n] for n in node.reads}
     free = any(map(_is_free, operands.values()))
-    exact = node.domain == "" and node.op_type in EXACT
+    exact = is_exact(node, operands)
     if free and (node.bodies or (node.op_type == "Squeeze" and len(node.inputs) < 2 and "axes" not in node.attributes)):
         return unknown
     if free and not exact:
-        operands = {n: _opaque(v) if _is_extents(v) else v for n, v in operands.items()}
+        operands = {n: _opaque(v) if is_extents(v) else v for n, v in operands.items()}
     try:
         if (node.domain, node.op_type) == ("", "Conv"):
             results: Any = [native_conv(*(operands[n] for n in node.inputs[:2]), **node.attributes)]
@@ -120,11 +132,11 @@ def _opaque(value: np.ndarray) -> jax.Array:
     return lax.full(value.shape, 0, np.int64 if value.dtype.hasobject else value.dtype)
 
 
-def _is_extents(value: Any) -> bool:
+def is_extents(value: Any) -> bool:
     """Whether a value is a NumPy array of extents, some of which are symbols."""
     return type(value) is np.ndarray and value.dtype.hasobject and not is_string(value)
 
 
 def _is_free(value: Any) -> bool:
     """Whether a symbol is among a value's extents or elements."""
-    return _is_extents(value) or not all(isinstance(d, int) for d in getattr(value, "shape", ()))
+    return is_extents(value) or not all(isinstance(d, int) for d in getattr(value, "shape", ()))

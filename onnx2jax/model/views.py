@@ -301,6 +301,55 @@ class Views(Parameters):
             file.write(text.encode())
         return path
 
+    @property
+    def source(self) -> str:
+        """The model as the text of a Python module over jax.numpy: ``print(model.source)``. ``to_source`` writes it.
+
+        Raises:
+            UnsupportedError: as ``to_source``.
+
+        >>> import onnx2jax
+        >>> model = onnx2jax.convert(onnx2jax.demo_model())
+        >>> print(model.source.splitlines()[-2].strip())
+        logits = h @ params["fc.weight"].T + params["fc.bias"]
+        """
+        from .source import module
+
+        return module.source(self.spec).text
+
+    def to_source(self, folder: str | os.PathLike[str]) -> Path:
+        """Write the model as a Python module, to be read and edited: ``model.py``, and its weights beside it.
+
+        Each node is one line: an expression of jax.numpy or jax.nn, or else a function of ``onnx2jax.ops``. Repeated
+        layers are one function in a loop over their parameters; If, Loop and Scan are ``lax.cond``, ``while_loop`` and
+        ``scan``. Shape arithmetic, no-ops and what nothing reads are gone. Extents are numbers, or names of dimension
+        variables: fix these first by ``convert(..., dims=)`` for shorter code.
+
+        The module has ``load_params()`` and ``model(params, ...)``, a pure function which returns what ``apply``
+        returns, of the same types: 64-bit values are computed in a scope of ``jax.enable_x64``.
+
+        Args:
+            folder: created if it does not exist; its files ``model.py``, ``params.safetensors``, and where needed
+                ``constants.safetensors`` and ``attributes.json``, are replaced.
+
+        Returns:
+            The path of ``model.py``.
+
+        Raises:
+            UnsupportedError: the model is no single program, or has another ``dtype`` or a mesh; names the node.
+            ImportError: safetensors is not installed.
+
+        >>> import onnx2jax, tempfile
+        >>> model = onnx2jax.convert(onnx2jax.demo_model())
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = model.to_source(folder)
+        ...     sorted(p.name for p in path.parent.iterdir())
+        ['model.py', 'params.safetensors']
+        """
+        from .source import module
+
+        return module.write(self.spec, self.params, folder)
+
     def _repr_html_(self) -> str:
         from .reports.card import card
         from .reports.facts import Facts

@@ -31,7 +31,7 @@ CANARY = ("export_and_reload",)
 GROUPS = (
     CANARY,
     ("shard_over_8_devices", "fine_tune", "probe_a_text_model"),  # the first sets XLA_FLAGS
-    ("convert_and_run", "look_inside", "what_only_jax_can_do"),
+    ("convert_and_run", "edit_a_model_as_code", "look_inside", "what_only_jax_can_do"),
     ("your_images_your_classes",),
     ("generate_text", "speech", "write_an_operator"),
     ("simulator_inside_nuts", "train_from_training_info", "uncertainty"),

@@ -1,0 +1,240 @@
+"""Calls of operators that have no plain form in jax.numpy or jax.nn: imports, operands, attributes, and why."""
+
+from __future__ import annotations
+
+import inspect
+import keyword
+import re
+import sys
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from ...errors import UnsupportedError
+from ...ir.graph import Node
+from ...ops.registry import Operator
+from .forms import Call
+from .values import HALF, Value, constant, python, string
+
+WHY: Final = {
+    "AveragePool": "counts of padded windows, ceil_mode",
+    "BatchNormalization": "in inference, with the file's statistics",
+    "Cast": "floats to integers truncate, out of range as on x86",
+    "Clip": "its gradient is 0 at the bounds",
+    "Conv": "lax.conv_general_dilated, in the form that suits the device",
+    "ConvTranspose": "output_padding and asymmetric pads",
+    "Div": "integers truncate",
+    "DynamicQuantizeLSTM": "quantised weights",
+    "Gelu": "in half precision rounded once",
+    "GRU": "gates in ONNX's order, directions, sequence lengths",
+    "HardSigmoid": "its gradient is 0 at the bounds",
+    "LSTM": "gates in ONNX's order, directions, sequence lengths",
+    "LayerNormalization": "statistics in float32; its mean and inverse deviation are results, too",
+    "MaxPool": "pads, dilations and ceil_mode of lax.reduce_window",
+    "Pow": "the dtype of the base; no NaN in the derivative with respect to the exponent",
+    "Reshape": "extents that are known when JAX traces",
+    "Resize": "coordinates and rounding that jax.image has not",
+    "RNN": "directions, sequence lengths",
+    "ScatterElements": "out-of-range indices write nothing",
+    "ScatterND": "out-of-range indices write nothing",
+    "Slice": "bounds that are known when it is traced",
+    "TopK": "sorted=0 and NaN as in ONNX",
+}
+"""Operator -> what jax.numpy and jax.nn have no function for."""
+DEFAULT_WHY: Final = "no function of jax.numpy has its semantics"
+SHAPES_WHY: Final = "with shapes, in NumPy while JAX traces"
+SUPPLIED: Final = frozenset({"n_outputs", "opset", "rng", "once", "warn", "extents", "wide", "shards"})
+"""Fixtures that a call can have."""
+
+
+ATTRIBUTES: Final = 400
+"""Characters of attributes that a line may have; longer ones are in a file."""
+TUPLES: Final = frozenset({"Expand", "Pad", "Reshape", "Slice", "Squeeze", "Tile", "Unsqueeze"})
+"""Operators whose functions take tuples of integers."""
+_NARROW: Final = (
+    "Add AveragePool BatchNormalization Clip Conv ConvTranspose DequantizeLinear Div GRU Gemm GroupNormalization "
+    "HardSigmoid HardSwish InstanceNormalization LRN LSTM LayerNormalization MatMul MaxPool Mul Pow RMSNormalization "
+    "ReduceL2 Reshape Resize Sigmoid Softmax Sub"
+)
+NARROW: Final = frozenset(_NARROW.split())
+"""Operators whose functions give the same numbers in 32-bit mode."""
+SEVERAL: Final = frozenset({"Dropout", "LayerNormalization", "LSTM", "GRU", "RNN", "TopK", "DynamicQuantizeLSTM"})
+"""Operators that return a tuple, for nodes of which the results are unknown."""
+
+
+class Imports:
+    """The imports of a module, and the names that they take."""
+
+    def __init__(self) -> None:
+        self.modules: set[str] = set()
+        """Names of ``NAMES`` that the text uses."""
+        self.operators: dict[str, tuple[str, str, str]] = {}
+        """Local name -> (module, name in it, reason)."""
+        self.resolved: dict[str, tuple[tuple[str, str, int], str]] = {}
+        """Local name -> ((domain, operator, since), reason)."""
+        self._taken: dict[Any, str] = {}
+
+    @property
+    def names(self) -> set[str]:
+        return {*self.operators, *self.resolved}
+
+    def function(self, operator: Operator, *, plain: bool, on_shapes: bool) -> str:
+        """The local name of an operator's function.
+
+        Args:
+            operator: the operator.
+            plain: whether no operand is of half precision, so that the function is the one of its module.
+            on_shapes: whether it computes with shapes.
+        """
+        function: Any = operator.function
+        found = getattr(sys.modules.get(function.__module__), function.__name__, None)
+        wrapped = found is not None and inspect.unwrap(found) is inspect.unwrap(function)
+        halves = getattr(function, "__code__", None) is not None and function.__code__.co_name == "widened"
+        why = SHAPES_WHY if on_shapes else WHY.get(operator.name, DEFAULT_WHY)
+        if found is function or (wrapped and halves and plain):
+            key: Any = (function.__module__, function.__name__)
+            if key not in self._taken:
+                self._taken[key] = name = self._unused(function.__name__.removesuffix("_op").rstrip("_"))
+                self.operators[name] = (*key, why)
+        else:
+            key = (operator.domain, operator.name, operator.since)
+            if key not in self._taken:
+                self._taken[key] = name = self._unused(snake(operator.name))
+                self.resolved[name] = (key, why)
+        return self._taken[key]
+
+    def _unused(self, name: str) -> str:
+        if name in BUILTINS or keyword.iskeyword(name):
+            name = f"onnx_{name}"
+        while name in self.names:
+            name += "_"
+        return name
+
+
+BUILTINS: Final = frozenset(dir(__builtins__) if not isinstance(__builtins__, dict) else __builtins__) | {"params"}
+
+
+def snake(name: str) -> str:
+    """An operator's name as that of a function.
+
+    >>> snake("QLinearConv"), snake("LSTM"), snake("ReduceL2"), snake("MatMul")
+    ('q_linear_conv', 'lstm', 'reduce_l2', 'mat_mul')
+    """
+    name = re.sub(r"([A-Z]+)([A-Z][a-z])", r"\1_\2", name)
+    return re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).lower()
+
+
+def unsupported(node: Node, why: str) -> UnsupportedError:
+    """The error for a node that has no form in source."""
+    return UnsupportedError(f"{node} has no form in source: {why}")
+
+
+def check_callable(node: Node) -> None:
+    """Raise UnsupportedError for an operator that only the compiler can call.
+
+    Raises:
+        UnsupportedError: naming the node.
+    """
+    operator = node.target
+    if not isinstance(operator, Operator) or operator.function is None or node.differentiates:
+        raise unsupported(node, "it differentiates other nodes of the graph")
+    if node.domain.startswith("onnx2jax."):
+        raise unsupported(node, "it stands for a function given to convert or replace")
+    if beyond := operator.fixtures - SUPPLIED:
+        raise unsupported(node, f"it needs {sorted(beyond)} of the compiler")
+
+
+class Files(Protocol):
+    """What a module imports and reads."""
+
+    imports: Imports
+    attributes: dict[str, dict[str, Any]]
+
+
+def called(call: Call, files: Files, key: Callable[[], str]) -> str:
+    """The call of an operator's function.
+
+    Args:
+        call: the node and its operands.
+        files: what the module imports and reads.
+        key: makes the text of a random key.
+
+    Raises:
+        UnsupportedError: an operand must be known, and is not.
+    """
+    node, operator = call.node, call.node.target
+    assert isinstance(operator, Operator)
+    plain = not call.is_half and all(map(_is_single, call.results))
+    on_shapes = all(v is None or v.host for v in call.operands) or node.op_type in ("Shape", "Size")
+    name = files.imports.function(operator, plain=plain, on_shapes=on_shapes)
+    given = {n: v for n, v in call.attributes.items() if n in operator.inputs or n in operator.attributes}
+    positional: list[str] = []
+    named: list[str] = []
+    for i, value in enumerate(call.operands):
+        parameter = operator.parameter(i) or ""
+        if value is None or (value.known is not None and not value.known.size and node.op_type == "Resize"):
+            if any(v is not None for v in call.operands[i:]):
+                positional.append("None")
+        elif parameter in operator.static and not value.host:
+            raise unsupported(node, f"{parameter!r} must be known before compiling, and is computed from inputs")
+        elif parameter in operator.static and node.op_type in TUPLES and value.known is not None:
+            positional.append(call.sequence(value))
+        else:
+            positional.append(call.text(i))
+    defaults = _defaults(operator) | _implied(call)
+    arrays = {n: v for n, v in given.items() if isinstance(v, np.ndarray)}
+    texts = {n: python(v) for n, v in given.items() if n not in arrays and not _equals(v, defaults.get(n))}
+    if sum(map(len, texts.values())) > ATTRIBUTES:
+        files.attributes[node.name] = {n: v for n, v in given.items() if n not in arrays}
+        named.append(f"**ATTRIBUTES[{string(node.name)}]")
+        texts = {}
+    texts |= {n: call.array(constant(v, f"{node.name}.{n}")) for n, v in arrays.items()}
+    named += [f"{n}={t}" for n, t in texts.items()]
+    own = {"n_outputs": len(node.outputs), "opset": node.opset}
+    fixtures = {f for f in operator.fixtures - given.keys() if f not in own or defaults.get(f) != own[f]}
+    if "n_outputs" in fixtures:
+        named.append(f"n_outputs={len(node.outputs)}")
+    if "opset" in fixtures:
+        named.append(f"opset={node.opset}")
+    if "once" in fixtures:
+        named.append("once=once")
+    if "extents" in fixtures:
+        named.append("extents=None")
+    if "rng" in fixtures:
+        named.append(f"rng={key()}")
+    return f"{name}({', '.join([*positional, *named])})"
+
+
+def _is_single(value: Value) -> bool:
+    return value.dtype not in HALF
+
+
+def _defaults(operator: Operator) -> dict[str, Any]:
+    """The defaults of a function's parameters."""
+    parameters = inspect.signature(operator.function).parameters.values()  # type: ignore[arg-type]
+    return {p.name: p.default for p in parameters if p.default is not p.empty}
+
+
+WINDOWS: Final = frozenset({"Conv", "ConvTranspose", "MaxPool", "AveragePool"})
+
+
+def _implied(call: Call) -> dict[str, Any]:
+    """Attributes of windows that say what is so without them."""
+    rank = call.value(0).rank
+    if call.node.op_type not in WINDOWS or call.node.domain or rank is None:
+        return {}
+    ones = (1,) * (rank - 2)
+    found: dict[str, Any] = {"auto_pad": "VALID"} if call.attribute("auto_pad") in ("VALID", b"VALID") else {}
+    found |= {"strides": ones, "dilations": ones, "pads": (0,) * 2 * (rank - 2), "group": 1}
+    if "Conv" in call.node.op_type and (weight := call.value(1)).shape is not None:
+        found["kernel_shape"] = weight.shape[2:]
+    return found
+
+
+def _equals(value: Any, default: Any) -> bool:
+    """Whether an attribute is its default, in the precision of a file."""
+    if isinstance(value, float) and isinstance(default, float):
+        return bool(np.float32(value) == np.float32(default))
+    value = value.decode() if isinstance(value, bytes) else tuple(value) if isinstance(value, list) else value
+    return type(value) is type(default) and value is not None and not isinstance(value, np.ndarray) and value == default

@@ -1,0 +1,267 @@
+"""Writes a graph's nodes as statements, while abstract evaluation tells their types and folds what is known.
+
+Constants and extents fold as in a call, so shape arithmetic leaves no statement; what returns its input is that input;
+equal expressions are one statement; and what nothing reads is dropped.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import zip_longest
+from typing import Any, Final
+
+import jax
+import numpy as np
+
+from ...eval.abstract import UNKNOWN, is_elementwise
+from ...eval.interpreter import Context, FunctionCall, call_of, run_nodes
+from ...eval.known_values import symbolic_results
+from ...ir.binding import convert_attributes
+from ...ir.graph import Function, Graph, Node, Reference
+from ...ops.registry import Operator
+from ...proto.mapped import load
+from .calls import NARROW, SEVERAL, Imports, called, check_callable
+from .code import FUNCTION, PARAM, Block, Statement, canonical, live, mark, references
+from .forms import ARITHMETIC, Call, Form
+from .shapes import MOVES
+from .types import (
+    abstract_of,
+    broadcast,
+    is_exact,
+    is_host,
+    is_wide,
+    sample_of,
+    sampled,
+    squeezed,
+    typed,
+    unchanged,
+)
+from .values import Value, constant, stored
+
+PLAIN: Final[Mapping[str, Form]] = {**ARITHMETIC, **MOVES}
+"""Operators of ai.onnx with plain forms."""
+
+
+class Emitter:
+    """Statements of a model's graphs.
+
+    Attributes:
+        params: the types of parameters by key.
+        value: the current value of an initializer, by key and as the file has it.
+        control: forms of operators with graphs inside, and of the model's functions (FUNCTION).
+        imports: operators that are called.
+        constants: constants that are too large for the text, by name.
+        attributes: attributes that are, by the name of their node.
+        functions: functions at the top of the module, each a Block.
+        draws: whether random numbers are drawn.
+    """
+
+    def __init__(
+        self, params: Mapping[str, Any], value: Callable[[str, Any], Any], control: Mapping[str, Callable[..., Any]]
+    ) -> None:
+        self.params, self.value, self.control = params, value, control
+        self.imports = Imports()
+        self.constants: dict[str, np.ndarray] = {}
+        self.attributes: dict[str, dict[str, Any]] = {}
+        self.functions: list[Block] = []
+        self.draws = False
+        self.sizes: dict[str, int] = {}
+        """Sample extents of the symbols."""
+        self._refs: dict[str, int] = {}
+
+    def reference(self, name: str) -> str:
+        """A reference for a value of that name, unique in the module."""
+        count = self._refs[name] = self._refs.get(name, 0) + 1
+        return name if count == 1 else f"{name}\x04{count}"
+
+    def constant(self, value: Value) -> str:
+        """The text of a constant in the file."""
+        assert value.known is not None
+        name = value.stored or "constant"
+        while name in self.constants and self.constants[name] is not value.known:
+            name += "_"
+        self.constants[name] = value.known
+        return stored(name)
+
+    def function(self, block: Block) -> Block:
+        """A function at the top of the module; the one that is there already, if their bodies are the same."""
+        block.statements = live(block.statements, references(block.result))
+        for other in self.functions:
+            if canonical(other) == canonical(block):
+                return other
+        self.functions.append(block)
+        return block
+
+    def array(self, value: Value) -> str:
+        """The text of a value as an array."""
+        return Call(None, {}, (), (), self.constant).array(value)  # type: ignore[arg-type]
+
+    def initializer(self, graph: Graph, name: str, array: Any) -> Value:
+        """An initializer: a parameter, or a constant."""
+        key = graph.key(name)
+        if (kind := self.params.get(key)) is not None:
+            return Value(mark(PARAM + key), None, tuple(kind.shape), kind.dtype)
+        return constant(np.asarray(load(self.value(key, array))), key)
+
+
+@dataclass
+class Scope:
+    """A graph that is being written: the values by name, and the statements so far.
+
+    Attributes:
+        emitter: of the module.
+        graph: the graph.
+        values: by name, those of graphs around included.
+        abstract: their abstract values, for evaluation.
+        samples: their values for sample extents.
+        statements: of the function that the nodes are written into.
+        call: the call of a model's function around.
+        rng: the text of the random key.
+    """
+
+    emitter: Emitter
+    graph: Graph
+    values: dict[str, Value]
+    abstract: dict[str, Any]
+    samples: dict[str, Any]
+    statements: list[Statement]
+    call: FunctionCall = field(default_factory=FunctionCall)
+    rng: str = "rng"
+    _equal: dict[str, tuple[Value, ...]] = field(default_factory=dict)
+
+    def inner(self, graph: Graph, **fields: Any) -> Scope:
+        """The scope of a graph inside a node."""
+        copies: Any = {n: dict(getattr(self, n)) for n in ("values", "abstract", "samples")}
+        return replace(self, graph=graph, **copies, _equal={}, **fields)
+
+    def bind(self, name: str, value: Value) -> None:
+        """Give a name a value."""
+        self.values[name], self.abstract[name] = value, abstract_of(value)
+        self.samples[name] = sample_of(value, self.emitter.sizes)
+
+    def run(self) -> list[Value]:
+        """Write all nodes; the values of the graph's outputs."""
+        for name, array in self.graph.initializers.items():
+            if name not in self.values or name not in {v.name for v in self.graph.inputs}:
+                self.bind(name, self.emitter.initializer(self.graph, name, array))
+        context = Context({}, jax.random.key(0), call=self.call)
+        run_nodes(self.graph.nodes, self.abstract, context, self._node)
+        return [self.values[v.name] for v in self.graph.outputs]
+
+    def _node(self, node: Node, _: Any, context: Context) -> list[Any]:
+        values: Sequence[Value]
+        form = self.emitter.control.get("" if node.domain else node.op_type)
+        if isinstance(node.target, Function):
+            values = self.emitter.control[FUNCTION](self, node, call_of(node, self.abstract, context))
+        elif form is not None:
+            values = form(self, node)
+        else:
+            values = self._operator(node, context)
+        for name, value in zip(node.outputs, values, strict=False):
+            if name:
+                self.values[name] = value
+                self.samples[name] = sample_of(value, self.emitter.sizes)
+        return [abstract_of(v) for v in values]
+
+    # ------------------------------------------------------------------------------------------------- operators
+
+    def actual(self, node: Node) -> dict[str, Any]:
+        """A node's attributes with the caller's values in place of references."""
+        found = {}
+        for name, value in node.attributes.items():
+            if isinstance(value, Reference):
+                if value.name not in self.call.attributes:
+                    continue
+                value = self.call.attributes[value.name]
+                if isinstance(node.target, Operator):
+                    value = convert_attributes(node.target, {name: value})[name]
+            found[name] = value
+        return found
+
+    def _operator(self, node: Node, context: Context) -> Sequence[Value]:
+        attributes = self.actual(node)
+        operands = tuple(self.values[n] if n else None for n in node.inputs)
+        if (node.domain, node.op_type) == ("", "Squeeze") and len(node.inputs) < 2 and "axes" not in attributes:
+            shape = self.values[node.inputs[0]].shape or (None,)
+            if all(isinstance(d, int) for d in shape):
+                attributes["axes"] = tuple(i for i, d in enumerate(shape) if d == 1)
+        plain = replace(node, attributes=attributes)
+        tried = plain
+        if (node.domain, node.op_type) == ("", "Pad") and "mode" in attributes:  # of one shape in all modes
+            tried = replace(node, attributes={**attributes, "mode": "constant"})
+        given = {n: self.abstract.get(n, UNKNOWN) for n in node.reads}
+        drawn = isinstance(node.target, Operator) and "rng" in node.target.fixtures
+        results = symbolic_results(tried, given, context, is_exact)
+        if any(r is UNKNOWN for r in results) and is_elementwise(node):
+            results = broadcast(tried, given, context) or results
+        if any(r is UNKNOWN for r in results) and (node.domain, node.op_type) == ("", "Squeeze"):
+            results = squeezed(Call(plain, attributes, operands, (), self.emitter.constant)) or results
+        samples: list[Any] = []
+        if any(r is UNKNOWN for r in results):
+            samples = sampled(tried, self.samples, context)
+            results += [UNKNOWN] * (len(samples) - len(results))
+        several = len(results) > 1 or (not samples and any(r is UNKNOWN for r in results) and node.op_type in SEVERAL)
+        host = (not drawn and all(v is None or v.host for v in operands)) or node.op_type in ("Shape", "Size")
+        types = tuple(typed(r, host, s) for r, s in zip_longest(results, samples))
+        if host and any(v.known is None and v.dtype is not None and not is_host(v) for v in types):
+            host, types = False, tuple(replace(v, host=False) for v in types)
+        names = [n for n in node.outputs if n]
+        if all(v.known is not None for v, n in zip(types, node.outputs, strict=False) if n) and not drawn:
+            return [replace(v, stored=self.graph.key(n)) for v, n in zip(types, node.outputs, strict=False)]
+        call = Call(plain, attributes, operands, types, self.emitter.constant)
+        if (same := unchanged(call)) is not None:
+            return [same]
+        form = PLAIN.get(node.op_type) if node.domain == "" and (not host or node.op_type == "Range") else None
+        text = form(call) if form is not None else None
+        if text is None:
+            check_callable(node)
+            text = called(call, self.emitter, partial(self.key, node))
+            return self.define(node, text, types, several=several, wide=node.op_type not in NARROW)
+        if len(names) == 1 and text == call.value(0).text and types[0].dtype == call.value(0).dtype:
+            return [call.value(0)]
+        return self.define(node, text, types, several=several)
+
+    def define(
+        self,
+        node: Node,
+        text: str,
+        types: Sequence[Value],
+        blocks: Sequence[Block] = (),
+        *,
+        several: bool = False,
+        target: Callable[[Sequence[str]], str] | None = None,
+        wide: bool = False,
+    ) -> list[Value]:
+        """The values of a node's outputs, defined by one statement.
+
+        Args:
+            node: the node.
+            text: an expression.
+            types: of all its results.
+            blocks: functions that it defines first.
+            several: whether the expression is a tuple even if there is one result.
+            target: the left-hand side for the references of the outputs; a list of them where it is left out.
+            wide: whether it needs 64-bit types though no result has one.
+        """
+        if text in self._equal and not blocks:
+            return list(self._equal[text])
+        names = [*node.outputs, *[""] * (len(types) - len(node.outputs))]
+        outputs = [self.emitter.reference(self.graph.key(n or f"{node.name} {i}")) for i, n in enumerate(names)]
+        heavy = isinstance(node.target, Function) or bool(getattr(node.target, "heavy", False))
+        kind = "mask" if types and types[0].dtype == np.bool_ else "h"
+        wide = wide or any(map(is_wide, types))
+        written = target([mark(o) for o in outputs]) if target else ""
+        self.statements.append(
+            Statement(tuple(outputs), text, tuple(blocks), heavy, node, several or len(types) > 1, written, wide, kind)
+        )
+        defined = [replace(v, text=mark(o), known=None) for v, o in zip(types, outputs, strict=False)]
+        self._equal[text] = tuple(defined)
+        return defined
+
+    def key(self, node: Node) -> str:
+        """The random key of a node."""
+        self.emitter.draws = True
+        return f"jax.random.fold_in({self.rng}, {zlib.crc32(node.name.encode())})"

@@ -1,0 +1,195 @@
+"""Repeated layers: runs of statements that differ in their parameters alone become one function, called in a loop."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Any, Final
+
+import numpy as np
+
+from ...ir.graph import Graph, Node
+from ...ir.layers import Layers, repeated
+from ...ops.registry import Operator
+from ...proto.types import ValueInfo
+from .code import CONSTANT, EXTENT, FUNCTION, MARK, PARAM, Block, Statement, mark, references
+
+_HEAVY, _LIGHT = (Operator("onnx2jax.source", "Statement", 1, len, variadic="xs", heavy=h) for h in (True, False))
+
+
+@dataclass(eq=False)
+class Loop(Statement):
+    """``for i in range(count): carries = layer(params, i, *carries, *shared)``.
+
+    Attributes:
+        count: the number of layers.
+        layer: the function, at the top of the module.
+        starts: references of the carries before the first layer.
+        carries: references of the carries, which each layer sets.
+        arguments: the text of the other arguments.
+        columns: lists of values, one for each layer, by reference.
+        rows: references of lists of results, by reference; "" for one that nothing reads.
+        names: tables of parameters whose names do not count up.
+    """
+
+    count: int = 0
+    layer: Block | None = None
+    starts: tuple[str, ...] = ()
+    carries: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    rows: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def reads(self) -> set[str]:
+        read = {*self.starts, *(r for a in self.arguments for r in references(a))} - self.columns.keys() - {INDEX}
+        return read.union(*self.columns.values())
+
+
+INDEX: Final = "layer index"
+"""The reference of a loop's variable."""
+
+
+def rolled(
+    statements: Sequence[Statement],
+    results: Sequence[str],
+    params: Mapping[str, Any],
+    tables: dict[str, tuple[str, ...]],
+) -> list[Statement]:
+    """The statements with a Loop in place of each run of layers.
+
+    Args:
+        statements: of one function.
+        results: references that it returns.
+        params: types of parameters by key.
+        tables: filled with the names of parameters that do not count up with the layers.
+    """
+    nodes = {_node(i, s): s for i, s in enumerate(statements)}
+    inits = {PARAM + n: np.broadcast_to(np.zeros((), v.dtype), v.shape) for n, v in params.items()}
+    graph = Graph("source", "", (), tuple(map(ValueInfo, results)), inits, tuple(nodes))
+    new: list[Statement] = []
+    at = 0
+    every = [*nodes]
+    for run in repeated(graph):
+        start = every.index(run.nodes[0])
+        loop = _loop(run, nodes, tables)
+        if loop is None:
+            continue
+        new += [nodes[n] for n in every[at:start]]
+        new.append(loop)
+        at = start + len(run.nodes)
+    return [*new, *(nodes[n] for n in every[at:])]
+
+
+def _node(i: int, statement: Statement) -> Node:
+    """A statement as a node, so that runs of them are found like those of a graph's nodes."""
+    reads = references(statement.text)
+    functions = [r for r in reads if r.startswith(FUNCTION)]
+    text = MARK.sub(lambda m: m.group(0) if m.group(1).startswith((FUNCTION, EXTENT)) else "?", statement.text)
+    kind = f"{text} {len(statement.outputs)} {statement.target}"
+    operands = tuple(r for r in reads if r not in functions and not r.startswith(EXTENT))
+    unable = {"blocks": i} if statement.blocks else {}
+    target = _HEAVY if statement.heavy else _LIGHT
+    return Node(f"{i}", kind, "onnx2jax.source", 1, operands, statement.outputs, unable, target)
+
+
+def _loop(run: Layers, nodes: Mapping[Node, Statement], tables: dict[str, tuple[str, ...]]) -> Loop | None:
+    template = [nodes[n] for n in run.template]
+    defined = {o for s in template for o in s.outputs if o}
+    names: dict[str, str] = {}
+    columns: dict[str, tuple[str, ...]] = {}
+    for name, values in run.columns.items():
+        if all(v.startswith(PARAM) for v in values):
+            names[name] = _indexed([v.removeprefix(PARAM) for v in values], tables)
+        elif any(v.startswith((PARAM, CONSTANT)) for v in values):
+            names[name] = f"({', '.join(map(mark, values))})[{mark(INDEX)}]"
+        else:
+            columns[name] = values
+    before = [b for _, b, _ in run.carries]
+    shared, extents, uses_params = dict[str, None](), dict[str, None](), bool(names)
+    for statement in template:
+        for reference in references(statement.text):
+            if reference in defined or reference in names or reference in columns or reference in before:
+                continue
+            if reference.startswith(PARAM):
+                uses_params = True
+            elif reference.startswith(EXTENT):
+                extents[reference] = None
+            elif not reference.startswith((CONSTANT, FUNCTION)):
+                shared[reference] = None
+    if any("(" in t and "\x02" + CONSTANT in t for t in names.values()):
+        return None
+
+    def text(statement: Statement) -> str:
+        return MARK.sub(lambda m: names.get(m.group(1), m.group(0)), statement.text)
+
+    after = [a for _, _, a in run.carries]
+    formals = [*(["params"] if uses_params else []), *([mark(INDEX)] if names else [])]
+    formals += map(mark, [*before, *columns, *shared, *extents])
+    body = [Statement(s.outputs, text(s), (), s.heavy, s.node, s.several, s.target, s.wide, s.hint) for s in template]
+    block = Block(FUNCTION + f"layer {run.nodes[0].name}", _hint(template, names), ", ".join(formals), body)
+    block.result = ", ".join(map(mark, [*after, *run.rows]))
+    block.docstring = f"One of {run.count} layers."
+    carries = tuple(last or f"{n}\x04last" for n, last in zip(after, run.last, strict=True))
+    lists = {c: f"{c}\x04list" for c in columns}
+    arguments = [*(mark(c) for c in carries), *(f"{mark(lists[c])}[{mark(INDEX)}]" for c in columns)]
+    arguments += map(mark, [*shared, *extents])
+    arguments = [*(["params"] if uses_params else []), *([mark(INDEX)] if names else []), *arguments]
+    outputs = (*carries, *(n for row in run.rows.values() for n in row if n))
+    return Loop(
+        outputs,
+        "",
+        heavy=True,
+        node=template[0].node,
+        count=run.count,
+        layer=block,
+        starts=tuple(start for start, _, _ in run.carries),
+        carries=carries,
+        arguments=tuple(arguments),
+        columns={lists[c]: v for c, v in columns.items()},
+        rows=dict(run.rows),
+    )
+
+
+_NUMBERS: Final = re.compile(r"\d+")
+
+
+def _indexed(names: Sequence[str], tables: dict[str, tuple[str, ...]]) -> str:
+    """The parameter of a layer: by an f-string where the names count up, and otherwise from a table."""
+    parts = [_NUMBERS.split(n) for n in names]
+    numbers = [[*map(int, _NUMBERS.findall(n))] for n in names]
+    padded = any(len(d) > 1 and d[0] == "0" for n in names for d in _NUMBERS.findall(n))
+    if all(p == parts[0] for p in parts) and not padded and not any(c in names[0] for c in '{}"\\'):
+        texts = []
+        for column in zip(*numbers, strict=True):
+            start, step = column[0], column[1] - column[0]
+            if any(v != start + step * i for i, v in enumerate(column)) or step < 0:
+                break
+            count = mark(INDEX) if step == 1 else f"{step} * {mark(INDEX)}"
+            texts.append(str(start) if not step else f"{{{count}}}" if not start else f"{{{start} + {count}}}")
+        else:
+            text = "".join(p + t for p, t in zip(parts[0], [*texts, ""], strict=True))
+            return f'params[f"{text}"]'
+    key = next((k for k, v in tables.items() if v == tuple(names)), None)
+    if key is None:
+        key = _short(names[0], tables)
+        tables[key] = tuple(names)
+    return f'params[WEIGHTS["{key}"][{mark(INDEX)}]]'
+
+
+def _short(name: str, taken: Mapping[str, Any]) -> str:
+    base = re.sub(r"\W+", "_", name.rpartition("/")[2]).strip("_") or "weight"
+    while base in taken:
+        base += "_"
+    return base
+
+
+def _hint(template: Sequence[Statement], names: Mapping[str, str]) -> str:
+    """A name for the layer: what its parameters, or else its nodes, have in common before the number of the layer."""
+    texts = [t[9:].partition("{")[0] for t in names.values() if t.startswith('params[f"') and ".{\x02" in t]
+    paths = [t.split(".") for t in texts] or [n.node.name.split("/")[:-1] for n in template if n.node is not None]
+    common = takewhile(lambda parts: len({*parts}) == 1, zip(*paths, strict=False))
+    words = [w.lower() for parts in common for w in re.findall(r"[A-Za-z_]*[A-Za-z]+", parts[0])]
+    found = "_".join([w for w in words if w not in ("model", "module", "self", "onnx", "inner")][-2:])
+    return found if len(found) > 2 else "layer"

@@ -1,0 +1,297 @@
+"""The module: imports, docstrings, the model's functions, and the files beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from jax import export
+
+from ... import compat
+from ...errors import UnsupportedError
+from ...eval.abstract import without_data
+from ...eval.values import to_host
+from ...proto import atomic
+from ...proto.types import TensorType, ValueInfo
+from ..calls.outputs import field_names
+from ..spec import Spec
+from .code import EXTENT, FUNCTION, Block, layout, live, mark, references
+from .control import FORMS
+from .emitter import Emitter, Scope
+from .head import SAFETENSORS, Head, table, title
+from .layers import Loop, rolled
+from .names import dimension, distinct, identifier
+from .render import FIXED, Renderer, tidy
+from .schedule import called, has_wide, scheduled, texts
+from .types import is_wide
+from .values import Value, constant, stored, string
+
+MODEL: Final = FUNCTION + "model"
+MODULES: Final = frozenset({"np", "jnp", "nn", "lax", "jax", "json", "functools", "Path"})
+"""Names of imports that no value may have."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A module and the files beside it.
+
+    Attributes:
+        text: of ``model.py``.
+        constants: arrays of ``constants.safetensors``.
+        attributes: of ``attributes.json``.
+    """
+
+    text: str
+    constants: Mapping[str, np.ndarray]
+    attributes: Mapping[str, Mapping[str, Any]]
+
+
+def source(spec: Spec) -> Source:
+    """A model as source.
+
+    Raises:
+        UnsupportedError: it is no single program, or a node has no form in source.
+    """
+    return _Writer(spec).module()
+
+
+def write(spec: Spec, params: Mapping[str, Any], folder: str | os.PathLike[str]) -> Path:
+    """Write ``model.py`` and the files beside it; the path of the module.
+
+    Raises:
+        UnsupportedError: as ``source``.
+        ImportError: safetensors is not installed.
+    """
+    save_file = compat.optional("safetensors.numpy", "checkpoint").save_file
+    module, folder = source(spec), Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def save(name: str, arrays: Mapping[str, Any]) -> None:
+        with atomic.replacing(folder / name) as file:
+            save_file({n: _storable(np.asarray(to_host(v), order="C")) for n, v in arrays.items()}, file.name)
+
+    save("params.safetensors", params)
+    if module.constants:
+        save("constants.safetensors", module.constants)
+    if module.attributes:
+        with atomic.replacing(folder / "attributes.json") as file:
+            file.write(json.dumps(module.attributes, default=_plain).encode())
+    path = folder / "model.py"
+    with atomic.replacing(path) as file:
+        file.write(module.text.encode())
+    return path
+
+
+def _plain(value: Any) -> Any:
+    return value.decode() if isinstance(value, bytes) else value.tolist()
+
+
+def _storable(array: np.ndarray) -> np.ndarray:
+    return array if array.dtype.name in SAFETENSORS else array.view(np.uint8)
+
+
+class _Writer:
+    """Writes one model."""
+
+    def __init__(self, spec: Spec) -> None:
+        if spec.settings.dtype is not None or spec.placement is not None:
+            raise UnsupportedError("source is of one device and the file's types: convert without dtype= and mesh=")
+        self.spec, self.graph = spec, spec.graph
+        self.emitter = Emitter(spec.types, lambda key, array: spec.changes.get(key, array), FORMS)
+        self.inputs = [*spec.inputs, *spec.optional.values()]
+        for value in self.inputs:
+            if not isinstance(value.type, TensorType) or value.type.dtype.hasobject:
+                raise UnsupportedError(f"input {value} has no form in source, which takes arrays of numbers")
+        self.arguments = self._arguments()
+        self.extents: dict[str, str] = {}
+        """Names of dimension variables, by reference."""
+        self.places: dict[str, tuple[int, int]] = {}
+        """Input and axis of a dimension variable, by reference."""
+
+    def _arguments(self) -> list[str]:
+        wanted = [identifier(v.name) or f"x{i if i else ''}" for i, v in enumerate(self.inputs)]
+        return distinct([_unused(w, {"params", "rng", *MODULES, *FIXED.values()}) for w in wanted])
+
+    # ---------------------------------------------------------------------------------------------- the statements
+
+    def _block(self) -> tuple[Block, list[Value]]:
+        """The model as a function, and its results."""
+        block = Block(MODEL, "model", "")
+        results: list[Value] = []
+        self.references: dict[str, str] = {}
+        self.wanted: dict[str, str] = {}
+
+        def run() -> None:
+            scope = Scope(self.emitter, self.graph, {}, {}, {}, block.statements)
+            for i, (value, shape) in enumerate(zip(self.inputs, self._shapes(), strict=True)):
+                reference = f"input {i}"
+                assert isinstance(value.type, TensorType)
+                self.references[value.name] = reference
+                self.wanted[reference] = self.arguments[i]
+                scope.bind(value.name, Value(mark(reference), None, shape, value.type.dtype))
+            for name, array in self.spec.static.items():
+                scope.bind(name, constant(np.asarray(array), name))
+            results.extend(scope.run())
+
+        without_data(run)
+        returned = []
+        for value, info in zip(results, self.spec.outputs, strict=True):
+            returned.append(f"jnp.asarray({self.emitter.array(value)})" if value.host else value.text)
+            if not value.host:
+                self.wanted.setdefault(references(value.text)[0], identifier(info.name) or "h")
+        block.result = returned[0] if len(returned) == 1 else f"Outputs({', '.join(returned)})"
+        return block, results
+
+    def _shapes(self) -> list[tuple[Any, ...] | None]:
+        """The shapes of inputs, with one symbol for each dimension variable."""
+        scope, symbols = export.SymbolicScope(), dict[Any, Any]()
+        shapes: list[tuple[Any, ...] | None] = []
+        wanted = []
+        for i, value in enumerate(self.inputs):
+            if value.shape is None:
+                shapes.append(None)
+                continue
+            shape = []
+            for axis, extent in enumerate(value.shape):
+                key = extent or (value.name, axis)
+                if not isinstance(extent, int) and key not in symbols:
+                    (symbols[key],) = export.symbolic_shape(f"d{len(symbols)}", scope=scope)
+                    self.places[f"{EXTENT}d{len(symbols) - 1}"] = (i, axis)
+                    self.emitter.sizes[f"d{len(symbols) - 1}"] = 64 * (len(symbols) + 1)
+                    wanted.append(dimension(extent, axis, len(value.shape)))
+                shape.append(extent if isinstance(extent, int) else symbols[key])
+            shapes.append(tuple(shape))
+        taken = {*self.arguments}
+        wanted = [f"{w}_size" if w in taken else w for w in wanted]
+        self.extents = dict(zip(self.places, distinct(wanted), strict=True))
+        return shapes
+
+    # -------------------------------------------------------------------------------------------------- the module
+
+    def module(self) -> Source:
+        """The text and the files."""
+        spec, imports = self.spec, self.emitter.imports
+        block, results = self._block()
+        block.statements = scheduled(live(block.statements, references(block.result)), spec.types)
+        tables: dict[str, tuple[str, ...]] = {}
+        block.statements = rolled(block.statements, references(block.result), spec.types, tables)
+        layers = [s.layer for s in block.statements if isinstance(s, Loop) and s.layer is not None]
+        read = called([block, *layers], self.emitter.functions)
+        functions = [*(f for f in self.emitter.functions if f.reference in read), *layers]
+        everything = "\n".join(texts([*functions, block]))
+        used = {n for n in imports.names if re.search(rf"\b{n}\(", everything)}
+        wide = any(map(has_wide, [*functions, block])) or any(is_wide(Value(dtype=_dtype(v))) for v in self.inputs)
+        head = Head(
+            title(self.graph.name),
+            spec.types,
+            imports,
+            used,
+            {n: v for n, v in self.emitter.constants.items() if stored(n) in everything},
+            {n: v for n, v in self.emitter.attributes.items() if f"ATTRIBUTES[{string(n)}]" in everything},
+            self._fields() if len(spec.outputs) > 1 else {},
+            wide or any(is_wide(replace(v, host=False)) for v in results),
+        )
+        names = distinct([_unused(identifier(f.hint) or "function", used | self.taken) for f in functions])
+        of = dict(zip([f.reference for f in functions], names, strict=True)) | {MODEL: "model"}
+        renderer = Renderer(of, self.extents, self.wanted, used | MODULES)
+        lines: list[str] = []
+        for function in functions:
+            lines += ["", "", *tidy([*renderer.function(function)])]
+        lines += ["", "", *(["@in_64_bits"] if head.wide else []), *self._model(block, renderer)]
+        lines += ["", "", *table(tables)] if tables else []
+        above = head.lines("\n".join(lines), once="once=once" in everything)
+        return Source("\n".join([*above, *lines]) + "\n", head.constants, head.attributes)
+
+    @property
+    def taken(self) -> set[str]:
+        """Names that functions at the top of the module may not have."""
+        return {*MODULES, *self.arguments, *self.extents.values()}
+
+    def _fields(self) -> dict[str, str]:
+        """The fields of the named tuple of outputs, and their types."""
+        fields = [re.sub(r"^_", "output_", f) for f in field_names(v.name for v in self.spec.outputs)]
+        return dict(zip(fields, map(self._described, self.spec.outputs), strict=True))
+
+    def _model(self, block: Block, renderer: Renderer) -> list[str]:
+        """The function ``model``."""
+        several, pairs = len(self.spec.outputs) > 1, list(zip(self.arguments, self.inputs, strict=True))
+        defaults = {v.name: " | None = None" for v in self.spec.optional.values()}
+        formals = ["params: dict[str, jax.Array]", *(f"{a}: jax.Array{defaults.get(v.name, '')}" for a, v in pairs)]
+        formals += ["*", "rng: jax.Array"] if self.emitter.draws else []
+        signature = f"({', '.join(formals)}) -> {'Outputs' if several else 'jax.Array'}:"
+        opening = [f"    {line}".rstrip() for line in self._docstring(several)]
+        own = {r: a for r, a in zip(self.references.values(), self.arguments, strict=True)} | self.extents  # noqa: C416
+        for argument, value in pairs:
+            text = f"jnp.asarray({argument}, {_jnp(_dtype(value))})"
+            if value.name in defaults:
+                known = self.emitter.initializer(self.graph, value.name, self.graph.initializers[value.name])
+                default = renderer.text(known.text or self.emitter.array(known))
+                text = f"{default} if {argument} is None else {text}"
+            opening += layout(f"{argument} = {text}", 4)
+        opening += self._unpacked(block)
+        block.formals = "".join(map(mark, own))
+        return tidy([*renderer.function(block, signature, opening, own)])
+
+    def _unpacked(self, block: Block) -> list[str]:
+        """Lines that name the extents that the model reads."""
+        read = {r for t in texts([block]) for r in references(t)}
+        read |= {r for s in block.statements if isinstance(s, Loop) for a in s.arguments for r in references(a)}
+        lines = []
+        for i, argument in enumerate(self.arguments):
+            axes = {axis: self.extents[r] for r, (k, axis) in self.places.items() if k == i and r in read}
+            if len(axes) == 1:
+                ((axis, name),) = axes.items()
+                lines.append(f"    {name} = {argument}.shape[{axis}]")
+            elif axes:
+                rank = len(self.inputs[i].shape or ())
+                lines.append(f"    {', '.join(axes.get(a, '_') for a in range(rank))} = {argument}.shape")
+        return lines
+
+    def _docstring(self, several: bool) -> list[str]:
+        lines = ['"""Apply the network.', "", "Args:"]
+        lines += ["    params: by ONNX name, as `load_params` returns them."]
+        for argument, value in zip(self.arguments, self.inputs, strict=True):
+            default = "; the file's value when left out" if value.name in self.spec.optional else ""
+            lines.append(f"    {argument}: {self._described(value)}{default}.")
+        if self.emitter.draws:
+            lines.append("    rng: a random key.")
+        lines += ["", "Returns:"]
+        if several:
+            lines.append("    Outputs, a named tuple.")
+        else:
+            lines.append(f"    {self._described(self.spec.outputs[0])}.")
+        return [*lines, '"""']
+
+    def _described(self, value: ValueInfo) -> str:
+        kind = value.type
+        if not isinstance(kind, TensorType):
+            return "as the model declares it" if kind is None else str(kind)
+        if kind.shape is None:
+            return str(kind.dtype)
+        own = {d: self.extents[r] for r, (k, axis) in self.places.items() if (d := (self.inputs[k].shape or ())[axis])}
+        shape = []
+        for axis, d in enumerate(kind.shape):
+            unnamed = [self.extents[r] for r, (k, a) in self.places.items() if self.inputs[k] is value and a == axis]
+            shape.append(str(d) if isinstance(d, int) else own.get(d or "") or (unnamed or ["?"])[0])
+        return f"{kind.dtype}[{', '.join(shape)}]"
+
+
+def _jnp(dtype: np.dtype) -> str:
+    return "bool" if dtype == np.bool_ else f"jnp.{dtype.name}"
+
+
+def _dtype(value: ValueInfo) -> np.dtype:
+    assert isinstance(value.type, TensorType)
+    return value.type.dtype
+
+
+def _unused(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += "_"
+    return name

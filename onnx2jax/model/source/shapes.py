@@ -1,0 +1,242 @@
+"""Plain forms of operators that move elements: shapes, slices, gathers."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from .forms import Call, Form
+from .values import Value, dtype_name, extent, extents, is_atom, number, tuple_of
+
+OPEN: Final = 2**31 - 1
+"""Ends from here on mean the end of an axis."""
+
+
+def _is_typed(value: Value) -> bool:
+    return value.shape is not None
+
+
+def reshape(call: Call) -> str | None:
+    shape = call.results[0].shape
+    if shape is None:
+        return None
+    return f"{call.text(0)}.reshape({', '.join(extents(shape, inferred=True)) or '()'})"
+
+
+def squeeze(call: Call) -> str | None:
+    axes = call.ints(1) if call.has(1) else call.attribute("axes")
+    if axes is None:
+        return f"jnp.squeeze({call.text(0)})" if call.value(0).is_static else None
+    return f"jnp.squeeze({call.text(0)}, {_axes(axes)})"
+
+
+def unsqueeze(call: Call) -> str | None:
+    axes, rank = call.ints(1) if call.has(1) else call.attribute("axes"), call.value(0).rank
+    if axes is None:
+        return None
+    if rank is not None:
+        new = sorted(a % (rank + len(axes)) for a in axes)
+        index = ["None" if i in new else ":" for i in range(new[-1] + 1)]
+        if new[0] >= rank and rank > 1:
+            index = ["...", *["None"] * len(new)]
+        if len(index) <= 4 and index.count(":") < 3:
+            return f"{call.text(0)}[{', '.join(index)}]"
+    return f"jnp.expand_dims({call.text(0)}, {_axes(axes)})"
+
+
+def _axes(axes: Any) -> str:
+    return str(axes[0]) if len(axes) == 1 else tuple_of(list(map(str, axes)))
+
+
+def transpose(call: Call) -> str | None:
+    perm, rank = call.attribute("perm"), call.value(0).rank
+    if rank is None and perm is None:
+        return None
+    perm = tuple(perm) if perm is not None else tuple(range(rank or 0))[::-1]
+    if perm == tuple(range(len(perm)))[::-1]:
+        return f"{call.text(0)}.T"
+    return f"{call.text(0)}.transpose({', '.join(map(str, perm))})"
+
+
+def concat(call: Call) -> str:
+    return f"jnp.concatenate([{', '.join(call.text(i) for i in range(len(call)))}], axis={call.attribute('axis', 1)})"
+
+
+def split(call: Call) -> str | None:
+    axis, source = call.attribute("axis", 0), call.value(0)
+    count = len(call.node.outputs)
+    sizes = call.ints(1) if call.has(1) else call.attribute("split")
+    if call.has(1) and sizes is None:
+        return None
+    if sizes is None:
+        extent = source.shape[axis] if source.shape is not None else None
+        if not isinstance(extent, int) or extent % count:
+            return None
+        sizes = (extent // count,) * count
+    if len({*sizes}) == 1:
+        return f"jnp.split({call.text(0)}, {count}, axis={axis})"
+    places = [str(sum(sizes[: i + 1])) for i in range(count - 1)]
+    return f"jnp.split({call.text(0)}, {tuple_of(places)}, axis={axis})"
+
+
+def expand(call: Call) -> str | None:
+    shape = call.results[0].shape
+    return None if shape is None else f"jnp.broadcast_to({call.text(0)}, {tuple_of(extents(shape))})" if shape else None
+
+
+def tile(call: Call) -> str | None:
+    known = call.value(1).known
+    if known is None or call.node.opset < 6:
+        return None
+    return f"jnp.tile({call.text(0)}, {call.sequence(call.value(1))})"
+
+
+def constant_of_shape(call: Call) -> str | None:
+    shape, value = call.results[0].shape, call.attribute("value")
+    if shape is None:
+        return None
+    value = np.zeros((), np.float32) if value is None else np.reshape(value, ())
+    texts = extents(shape)
+    text, kind = texts[0] if len(texts) == 1 else tuple_of(texts) if texts else "()", dtype_name(value.dtype)
+    if value in (0, 1):
+        return f"jnp.{'ones' if value else 'zeros'}({text}, {kind})"
+    return f"jnp.full({text}, {number(value[()])}, {kind})"
+
+
+def range_(call: Call) -> str | None:
+    values = [call.value(i).known for i in range(3)]
+    if any(v is None or v.dtype.kind not in "iuO" for v in values):
+        return None
+    start, limit, delta = (extent(v.item()) for v in values if v is not None)
+    bounds = [limit] if (start, delta) == ("0", "1") else [start, limit] if delta == "1" else [start, limit, delta]
+    return f"np.arange({', '.join(bounds)})" if call.results[0].dtype == np.int64 else None
+
+
+def pad(call: Call) -> str | None:
+    rank, mode = call.value(0).rank, call.attribute("mode", "constant")
+    mode = mode.decode() if isinstance(mode, bytes) else mode
+    pads = call.ints(1) if call.has(1) else call.attribute("pads")
+    axes = call.ints(3) if call.has(3) else None
+    if pads is None or rank is None or (call.has(3) and axes is None) or any(p < 0 for p in pads):
+        return None
+    padded = [a % rank for a in (range(rank) if axes is None else axes)]
+    widths = [(0, 0)] * rank
+    for i, axis in enumerate(padded):
+        widths[axis] = (pads[i], pads[i + len(padded)])
+    text = f"jnp.pad({call.text(0)}, {tuple_of([str(w) for w in widths])}"
+    if mode != "constant":
+        return f'{text}, mode="{mode}")' if call.value(0).is_floating and mode in ("reflect", "edge") else None
+    value: Any = call.scalar(2) if call.has(2) else np.float32(call.attribute("value", 0))
+    if value is None:
+        return None
+    return f"{text})" if value == 0 else f"{text}, constant_values={number(value)})"
+
+
+def slice_(call: Call) -> str | None:
+    """An index of slices: Python clamps ends as ONNX does where steps are positive."""
+    x = call.value(0)
+    if call.node.opset < 10:
+        starts, ends = call.attribute("starts"), call.attribute("ends")
+        axes, steps = call.attribute("axes"), None
+    else:
+        starts, ends = (_bounds(call.value(i)) for i in (1, 2))
+        axes, steps = (call.ints(i) if call.has(i) else None for i in (3, 4))
+        if any(call.has(i) and call.ints(i) is None for i in (3, 4)):
+            return None
+    if starts is None or ends is None:
+        return None
+    axes = range(len(starts)) if axes is None else axes
+    steps = (1,) * len(starts) if steps is None else steps
+    if x.rank is None and any(a < 0 for a in axes):
+        return None
+    index = {}
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        axis = axis % x.rank if x.rank is not None else axis
+        found = _slice(start, end, step)
+        if found is None:
+            return None
+        index[axis] = found
+    index = {a: t for a, t in index.items() if t != ":"}
+    if not index:
+        return call.text(0)
+    if x.rank is not None and min(index) > 1 and max(index) == x.rank - 1:
+        texts = ["...", *(index.get(i, ":") for i in range(min(index), x.rank))]
+    else:
+        texts = [index.get(i, ":") for i in range(max(index) + 1)]
+    return f"{call.text(0)}[{', '.join(texts)}]"
+
+
+def _bounds(value: Value) -> list[Any] | None:
+    known = value.known
+    return None if known is None or known.dtype.kind not in "iuO" else known.reshape(-1).tolist()
+
+
+def _slice(start: Any, end: Any, step: int) -> str | None:
+    if step < 0:
+        opened = isinstance(start, int) and isinstance(end, int) and (start == -1 or start >= OPEN) and end <= -OPEN
+        return ("::-1" if step == -1 else f"::{step}") if opened else None
+    if not all(isinstance(d, int) or "-" not in str(d) for d in (start, end)):
+        return None  # a negative one counts from the end
+    first = "" if start == 0 and isinstance(start, int) else extent(start)
+    last = "" if isinstance(end, int) and end >= OPEN else extent(end)
+    colon = ":" if all(map(is_atom, (first, last))) else " : "
+    text = f"{first}{colon}{last}".strip() if colon == " : " else f"{first}:{last}"
+    return text if step == 1 else f"{text}:{step}"
+
+
+def gather(call: Call) -> str | None:
+    axis, data, indices = call.attribute("axis", 0), call.value(0), call.value(1)
+    single = call.scalar(1) if indices.rank == 0 else None
+    if single is not None and (axis >= 0 or data.rank is not None):
+        axis = axis % data.rank if data.rank is not None else axis
+        if axis == 0 or data.rank is None or axis < 3:
+            return f"{call.text(0)}[{', '.join([*[':'] * axis, str(int(single))])}]"
+        if axis == data.rank - 1:
+            return f"{call.text(0)}[..., {int(single)}]"
+    if data.known is not None and data.host and indices.host:
+        return None
+    # The operator's own mode: out-of-range indices read NaN.
+    return f"jnp.take({call.text(0)}, {call.text(1)}, axis={axis})"
+
+
+def flatten(call: Call) -> str | None:
+    return reshape(call)
+
+
+def global_pool(call: Call) -> str | None:
+    rank = call.value(0).rank
+    if not call.is_float or rank is None or rank < 3:
+        return None
+    name = "mean" if "Average" in call.node.op_type else "max"
+    return f"{call.text(0)}.{name}(axis={tuple_of(list(map(str, range(2, rank))))}, keepdims=True)"
+
+
+def trilu(call: Call) -> str | None:
+    k = call.scalar(1) if call.has(1) else 0
+    if k is None or not _is_typed(call.value(0)):
+        return None
+    name = "triu" if call.attribute("upper", 1) else "tril"
+    return f"jnp.{name}({call.text(0)}{f', {int(k)}' if k else ''})"
+
+
+MOVES: Final[dict[str, Form]] = {
+    "Concat": concat,
+    "ConstantOfShape": constant_of_shape,
+    "Expand": expand,
+    "Flatten": flatten,
+    "Gather": gather,
+    "GlobalAveragePool": global_pool,
+    "GlobalMaxPool": global_pool,
+    "Pad": pad,
+    "Range": range_,
+    "Reshape": reshape,
+    "Slice": slice_,
+    "Split": split,
+    "Squeeze": squeeze,
+    "Tile": tile,
+    "Transpose": transpose,
+    "Trilu": trilu,
+    "Unsqueeze": unsqueeze,
+}
+"""Operators of ai.onnx with plain forms."""

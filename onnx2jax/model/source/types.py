@@ -1,0 +1,166 @@
+"""Types of values: abstract evaluation for all extents, and for sample extents where symbols leave something open."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import jax
+import numpy as np
+from jax import lax
+
+from ...eval.abstract import UNKNOWN
+from ...eval.interpreter import Context, run_node
+from ...eval.known_values import EXACT, is_extents, symbolic_results
+from ...ir.graph import Node
+from .code import mark
+from .forms import Call
+from .values import Value, constant, evaluated
+
+SYMBOLIC: Final = EXACT | {"Expand", "Range", "Tile", "Flatten", "Split", "Where", "Transpose", "Pad"}
+"""Operators that compute with symbolic dimensions, or raise where the result depends on their values."""
+
+
+def broadcast(node: Node, given: Mapping[str, Any], context: Context) -> list[Any]:
+    """The results of an elementwise node whose operands broadcast for all extents that a call may have.
+
+    ``min(512, tokens)`` beside ``tokens``: positions of a table that is long enough for the call, if it succeeds.
+    """
+    shapes: list[Any] = [getattr(given[n], "shape", None) for n in node.inputs]
+    if None in shapes or not shapes:
+        return []
+    fitted = {}
+    for name, shape in zip(node.inputs, shapes, strict=True):
+        fitted[name] = tuple(_longest(d, -i, shapes) for i, d in zip(range(len(shape), 0, -1), shape, strict=True))
+    if list(fitted.values()) == [tuple(s) for s in shapes]:
+        return []
+    return symbolic_results(
+        node, {n: lax.full(s, 0, given[n].dtype) for n, s in fitted.items()}, context, is_exact
+    )  # fmt: skip
+
+
+def sample_of(value: Value, sizes: Mapping[str, int]) -> Any:
+    """A value for evaluation with sample extents."""
+    if value.known is not None:
+        if not value.is_extents:
+            return value.known
+        numbers = [evaluated(d, sizes) for d in value.known.reshape(-1).tolist()]
+        return np.array(numbers, np.int64).reshape(value.known.shape)
+    if isinstance(value.sample, np.ndarray) or (value.sample is None and value.shape is None):
+        return UNKNOWN if value.sample is None else value.sample
+    shape = value.sample.shape if value.shape is None else [evaluated(d, sizes) for d in value.shape]
+    dtype = value.sample.dtype if value.dtype is None else value.dtype
+    return UNKNOWN if dtype.hasobject else lax.full(shape, 0, dtype)
+
+
+def is_exact(node: Node, operands: Mapping[str, Any]) -> bool:
+    """Whether results hold for all extents."""
+    if node.domain:
+        return False
+    if node.op_type == "Equal":  # exporters compare extents with -1
+        sides = [operands[n] for n in node.inputs]
+        symbols = [d for v in sides if is_extents(v) for d in v.reshape(-1).tolist() if not isinstance(d, int)]
+        others = [v for v in sides if not is_extents(v)]
+        negative = all(isinstance(v, np.ndarray) and (v < 0).all() for v in others) and len(others) == 1
+        return negative and not any("-" in str(d) for d in symbols)
+    return node.op_type in SYMBOLIC
+
+
+def unchanged(call: Call) -> Value | None:
+    """The operand that a node returns, if it is one."""
+    node, first = call.node, call.value(0)
+    if node.domain or any(node.outputs[1:]):
+        return None
+    result = call.results[0]
+    same_type = first.dtype is not None and first.dtype == result.dtype
+    same = same_type and first.shape is not None and result.shape is not None and first.shape == result.shape
+    match node.op_type:
+        case "Identity":
+            return first
+        case "Dropout":
+            training = call.scalar(2) if call.has(2) else np.False_
+            return first if node.opset >= 7 and training is not None and not training else None
+        case "Reshape" | "Flatten" | "Squeeze" | "Unsqueeze" | "Expand" | "Cast" | "CastLike":
+            if node.op_type.startswith("Cast") and same_type:
+                return first
+            return first if same else None
+        case "And":
+            return next((v for k, v in enumerate(call.operands) if v is not None and _is_true(call, 1 - k)), None)
+        case "Concat" | "Sum" | "Max" | "Min" | "Mean":
+            return first if len(call) == 1 else None
+        case "Transpose":
+            perm = call.attribute("perm")
+            return first if perm is not None and list(perm) == sorted(perm) else None
+        case _:
+            return None
+
+
+def squeezed(call: Call) -> list[Any]:
+    """The result of a Squeeze whose axes have an extent of 1 in every call that succeeds."""
+    axes, x = call.ints(1) if call.has(1) else call.attribute("axes"), call.value(0)
+    if axes is None or x.shape is None or x.dtype is None:
+        return []
+    dropped = {a % len(x.shape) for a in axes}
+    return [lax.full([d for i, d in enumerate(x.shape) if i not in dropped], 0, x.dtype)]
+
+
+def _is_true(call: Call, i: int) -> bool:
+    """Whether an operand is the constant True, which leaves the other one as it is."""
+    return call.scalar(i) is not None and bool(call.scalar(i)) and call.value(i).rank == 0
+
+
+def _longest(dimension: Any, axis: int, shapes: Sequence[Any]) -> Any:
+    """The extent of another operand of which this one is the minimum with a number; the extent itself otherwise."""
+    text = str(dimension)
+    for shape in shapes:
+        other = shape[axis] if len(shape) >= -axis else 1
+        if not isinstance(other, int) and text.startswith("min(") and text.endswith((f", {other})", f"({other}, ")):
+            return other
+    return dimension
+
+
+def sampled(node: Node, samples: Mapping[str, Any], context: Context) -> list[Any]:
+    """The results of a node for sample extents; none where it rejects them."""
+    given = {n: samples.get(n, UNKNOWN) for n in node.reads}
+    if any(v is UNKNOWN for v in given.values()):
+        return []
+    try:
+        return list(run_node(node, given, context))
+    except Exception:
+        return []
+
+
+def typed(result: Any, host: bool, sample: Any = None) -> Value:
+    """A value of a result of abstract evaluation, without text."""
+    if result is UNKNOWN and sample is not None and hasattr(sample, "shape") and not sample.dtype.hasobject:
+        kept = sample if isinstance(sample, np.ndarray) else jax.ShapeDtypeStruct(sample.shape, sample.dtype)
+        return Value("", None, None, np.dtype(sample.dtype), host, "", kept)
+    if type(result) is np.ndarray:
+        return constant(result)
+    if isinstance(result, jax.Array | jax.ShapeDtypeStruct):
+        return Value("", None, tuple(result.shape), np.dtype(result.dtype), host)
+    return Value("", host=host)
+
+
+def abstract_of(value: Value) -> Any:
+    """A value for abstract evaluation."""
+    if value.known is not None:
+        return value.known
+    if value.shape is None or value.dtype is None or value.dtype.hasobject:
+        return UNKNOWN
+    return lax.full(value.shape, 0, value.dtype)
+
+
+def is_host(value: Value) -> bool:
+    """Whether a value computed from extents and constants alone is computed in NumPy: integers, as of a shape."""
+    return value.dtype is not None and value.dtype.kind in "iub" and (value.rank is None or value.rank <= 1)
+
+
+def is_wide(value: Value) -> bool:
+    """Whether a value is traced, and may be of a 64-bit type."""
+    return not value.host and (value.dtype is None or (value.dtype.itemsize == 8 and value.dtype.kind in "iuf"))
+
+
+def fresh(value: Value, reference: str) -> Value:
+    """A value of the same type under another reference."""
+    return Value(mark(reference), None, value.shape, value.dtype, value.host, "", value.sample)

@@ -1,0 +1,233 @@
+"""Values as the source sees them: constants, extents, parameters and variables, and the text of each."""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+
+from .code import CONSTANT, EXTENT, mark
+
+INLINE: Final = 8
+"""Elements up to which a constant is part of the text."""
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """A value of a graph.
+
+    Attributes:
+        text: an expression; empty for a constant, and for extents, which have text of their own.
+        known: the array, for a constant; of objects where symbolic dimensions are among its elements.
+        shape: extents as integers and symbolic dimensions; None where the rank is unknown.
+        dtype: None where it is unknown.
+        host: whether the text computes a NumPy array, of extents and constants.
+        stored: the name of a constant in the file.
+        sample: the value, or its type, for sample extents: tells the rank where symbols leave the shape unknown.
+    """
+
+    text: str = ""
+    known: np.ndarray | None = None
+    shape: tuple[Any, ...] | None = None
+    dtype: np.dtype | None = None
+    host: bool = False
+    stored: str = ""
+    sample: Any = None
+
+    @property
+    def rank(self) -> int | None:
+        """The number of axes; None where it is unknown."""
+        shape = self.shape if self.shape is not None else getattr(self.sample, "shape", None)
+        return None if shape is None else len(shape)
+
+    @property
+    def is_extents(self) -> bool:
+        """Whether symbolic dimensions are among the elements."""
+        return self.known is not None and self.known.dtype == object
+
+    @property
+    def is_static(self) -> bool:
+        """Whether the shape has integers alone."""
+        return self.shape is not None and all(isinstance(d, int) for d in self.shape)
+
+    @property
+    def is_floating(self) -> bool:
+        return self.dtype is not None and self.dtype.kind == "f"
+
+
+def constant(array: np.ndarray, stored: str = "") -> Value:
+    """A known array."""
+    dtype = np.dtype(np.int64) if array.dtype == object else array.dtype
+    return Value("", array, array.shape, dtype, True, stored)
+
+
+# ------------------------------------------------------------------------------------------------------------ extents
+
+_SYMBOLIC: Final = {"floordiv": ast.FloorDiv, "mod": ast.Mod}
+
+
+class _Named(ast.NodeTransformer):
+    """Rewrites the text of a symbolic dimension, as JAX prints it, to Python over marked names."""
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        if node.id not in ("max", "min", *_SYMBOLIC):
+            node.id = mark(EXTENT + node.id)
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        symbol = _SYMBOLIC.get(getattr(node.func, "id", ""))
+        return ast.BinOp(node.args[0], symbol(), node.args[1]) if symbol else node
+
+
+def extent(dimension: Any) -> str:
+    """An extent as an expression over marked dimension variables."""
+    if isinstance(dimension, int | np.integer):
+        return str(int(dimension))
+    tree = ast.parse(str(dimension).replace("^", "**"), mode="eval")
+    return ast.unparse(_Named().visit(tree)).replace(" ** ", "**")
+
+
+def is_atom(text: str) -> bool:
+    """Whether an extent is a number or a name."""
+    return not any(c in text for c in " (")
+
+
+def extents(shape: Sequence[Any], *, inferred: bool = False) -> list[str]:
+    """The extents of a shape as text; with ``inferred`` -1 for one that is no number or name, among numbers alone."""
+    texts = list(map(extent, shape))
+    compound = [i for i, t in enumerate(texts) if not is_atom(t)]
+    others = [t for i, t in enumerate(texts) if i not in compound]
+    if inferred and len(compound) == 1 and all(t.isdigit() and t != "0" for t in others):
+        texts[compound[0]] = "-1"
+    return texts
+
+
+def tuple_of(texts: Sequence[str]) -> str:
+    """A tuple.
+
+    >>> tuple_of(["1"]), tuple_of(["1", "2"])
+    ('(1,)', '(1, 2)')
+    """
+    return f"({texts[0]},)" if len(texts) == 1 else f"({', '.join(texts)})"
+
+
+def evaluated(dimension: Any, sizes: Mapping[str, int]) -> int:
+    """The extent for sizes of the symbols."""
+    if isinstance(dimension, int | np.integer):
+        return int(dimension)
+    functions = {"floordiv": operator.floordiv, "mod": operator.mod, "max": max, "min": min}
+    return int(eval(str(dimension).replace("^", "**"), {"__builtins__": {}, **functions, **sizes}))
+
+
+# ----------------------------------------------------------------------------------------------------------- literals
+
+
+def dtype_name(dtype: np.dtype) -> str:
+    """A dtype as an expression; both libraries have the names of NumPy's types, and JAX those of the others."""
+    if dtype == np.bool_:
+        return "bool"
+    return f"{'np' if hasattr(np, dtype.name) else 'jnp'}.{dtype.name}"
+
+
+def number(value: Any) -> str:
+    """A Python number that a cast to the scalar's type turns into it.
+
+    >>> number(np.float32(0.1)), number(np.float32("-inf")), number(np.int64(3)), number(np.True_)
+    ('0.1', '-np.inf', '3', 'True')
+    """
+    kind = np.asarray(value).dtype
+    if kind == np.bool_ or kind.kind in "iu":
+        return str(value.item())
+    if kind.kind == "c":
+        return repr(complex(value))
+    real = float(value)
+    if not math.isfinite(real):
+        return "np.nan" if real != real else "np.inf" if real > 0 else "-np.inf"
+    text = str(value) if kind.kind == "f" else repr(float(value))
+    if kind.kind != "f" and kind.name in ("int4", "uint4", "int2", "uint2"):
+        return str(int(value))
+    return text if any(c in text for c in ".e") else f"{text}.0"
+
+
+def python(value: Any) -> str:
+    """An attribute as Python: numbers, strings, tuples; float attributes have float32's digits.
+
+    >>> python((1, 2)), python(0.009999999776482582), python("same")
+    ('(1, 2)', '0.01', '"same"')
+    """
+    match value:
+        case bool() | None:
+            return repr(value)
+        case int():
+            return str(value)
+        case float():
+            return number(np.float32(value) if np.float32(value) == value else np.float64(value))
+        case str():
+            return string(value)
+        case bytes():
+            return repr(value).replace("'", '"') if b'"' not in value else repr(value)
+        case tuple() | list():
+            return tuple_of([python(v) for v in value])
+        case np.ndarray():
+            return array(value)
+        case _:
+            raise TypeError(f"{type(value).__name__} has no text")
+
+
+def string(text: str) -> str:
+    """A string in the quotes that ruff prefers."""
+    plain = repr(text)
+    return plain if '"' in text else f'"{plain[1:-1]}"' if plain[0] == "'" and "\\'" not in plain else plain
+
+
+def array(value: np.ndarray) -> str:
+    """A NumPy array as an expression; short for what repeats one number, or counts."""
+    kind = dtype_name(value.dtype)
+    if value.dtype == object:
+        return f"np.array({_nested(value.tolist(), string)}, object)"
+    if value.ndim == 0:
+        return f"np.array({number(value[()])}, {kind})" if kind in ("bool",) else f"{kind}({number(value[()])})"
+    flat = value.reshape(-1)
+    shape = str(value.size) if value.ndim == 1 else tuple_of(list(map(str, value.shape)))
+    if value.size > 3 and (flat == flat[0]).all() and not (np.signbit(flat[0]) if value.dtype.kind == "f" else False):
+        if flat[0] == 0:
+            return f"np.zeros({shape}, {kind})"
+        return f"np.ones({shape}, {kind})" if flat[0] == 1 else f"np.full({shape}, {number(flat[0])}, {kind})"
+    if value.size > 3 and max(value.shape) == value.size and value.dtype.kind in "iu":
+        start, step = int(flat[0]), int(flat[1]) - int(flat[0])
+        if step > 0 and (flat == start + step * np.arange(value.size)).all():
+            stop = start + step * (value.size - 1) + 1
+            bounds = [start, stop] if start or step > 1 else [stop]
+            counted = f"np.arange({', '.join(map(str, [*bounds, step] if step > 1 else bounds))}, dtype={kind})"
+            return counted if value.ndim == 1 else f"{counted}.reshape{tuple_of(list(map(str, value.shape)))}"
+    if value.size == 0:
+        return f"np.zeros({shape}, {kind})"
+    return f"np.array({_nested(value, number)}, {kind})"
+
+
+def _nested(value: Any, text: Any) -> str:
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        return text(value[()])
+    if isinstance(value, np.ndarray | list | tuple):
+        return f"[{', '.join(_nested(v, text) for v in value)}]"
+    return text(value)
+
+
+def is_inline(value: np.ndarray) -> bool:
+    """Whether the array is short as text."""
+    return value.size <= 2**20 and (value.size <= INLINE or len(array(value)) <= 48)
+
+
+def stored(name: str) -> str:
+    """The text of a constant in the file."""
+    return mark(CONSTANT + name)
+
+
+HALF: Final = frozenset({np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)})

@@ -1,0 +1,248 @@
+"""``model.to_source``: a module that computes what the model computes, as a person would write it."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+import onnx2jax
+from tests.support.helpers import ROOT
+
+RNG = np.random.default_rng(0)
+
+
+def normal(*shape: int) -> np.ndarray:
+    return RNG.normal(size=shape).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, and what its source has to show.
+
+    Attributes:
+        text: in ONNX's text form, after the header.
+        inputs: in order.
+        contains: lines, or parts of them.
+        lacks: what folds, or is nobody's business.
+        weights: initializers that the text cannot hold.
+        differentiable: whether reverse mode works.
+        mapped: whether ``vmap`` over a new axis of all inputs is compared.
+    """
+
+    text: str
+    inputs: tuple[np.ndarray, ...]
+    contains: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
+    weights: Mapping[str, np.ndarray] = field(default_factory=dict)
+    differentiable: bool = True
+    mapped: bool = True
+    key: bool = False
+
+    @property
+    def proto(self) -> onnx.ModelProto:
+        header = '<ir_version: 10, opset_import: ["" : 22, "local" : 1]>\n'
+        proto = onnx.parser.parse_model(header + self.text)
+        for name, value in self.weights.items():
+            proto.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+        return proto
+
+
+LAYERS = "\n".join(
+    f"""a{i} = MatMul(x{i}, "encoder.{i}.query.weight") b{i} = Add(a{i}, "encoder.{i}.query.bias")
+    c{i} = Softmax(b{i}) d{i} = Mul(c{i}, shared) e{i} = Tanh(d{i}) f{i} = Identity(e{i}) x{i + 1} = Add(x{i}, f{i})"""
+    for i in range(4)
+)
+CASES = {
+    "plain": Case(
+        """plain (float[batch, 3, 8, 8] image) => (float[batch, 5] scores) <float two = {2}> {
+        c = Conv<pads = [1, 1, 1, 1]>(image, "conv.weight", "conv.bias")
+        r = Relu(c) p = GlobalAveragePool(r) d = Dropout(p) s = Shape<end = 1>(d) m = Constant<value_ints = [-1]>()
+        t = Concat<axis = 0>(s, m) f = Reshape(d, t) g = Gemm<transB = 1>(f, "fc.weight", "fc.bias")
+        k = Constant<value_float = 0.5>() h = Mul(g, k) unused = Exp(h) scores = Softmax(h) }""",
+        (normal(2, 3, 8, 8),),
+        (
+            'conv(image, params["conv.weight"], params["conv.bias"], pads=(1, 1, 1, 1))',
+            "nn.relu(",
+            ".mean(axis=(2, 3), keepdims=True)",
+            ".reshape(batch, 4)",
+            '@ params["fc.weight"].T + params["fc.bias"]',
+            "* 0.5",
+            "scores = nn.softmax(",
+            "    batch = image.shape[0]",
+        ),
+        ("Dropout", "shape(d", "jnp.exp", "in_64_bits", "concat"),
+        {"conv.weight": normal(4, 3, 3, 3), "conv.bias": normal(4), "fc.weight": normal(5, 4), "fc.bias": normal(5)},
+    ),
+    "repeated layers": Case(
+        f"layers (float[n, 6] x0) => (float[n, 6] x4, float[n, 6] e1) <float shared = {{3}}> {{ {LAYERS} }}",
+        (normal(2, 6),),
+        (
+            "for i in range(4):",
+            'params[f"encoder.{i}.query.weight"]',
+            "def encoder(params, i, x1):",
+            "return Outputs(",
+        ),
+        ("encoder.0",),
+        {f"encoder.{i}.query.{n}": normal(*s) for i in range(4) for n, s in (("weight", (6, 6)), ("bias", (6,)))},
+    ),
+    "a traced condition": Case(
+        """branches (float[n] x, bool c) => (float[n] y) { y = If(c)
+        <then_branch = t () => (float[n] a) { a = Mul(x, w) },
+         else_branch = e () => (float[n] b) { r = Relu(x) b = Neg(r) }> }""",
+        (normal(3), np.array(True)),
+        ("lax.cond(c, then_branch, else_branch)", "def then_branch():", "        r = nn.relu(x)"),
+        weights={"w": normal(3)},
+    ),
+    "a known condition": Case(
+        """known (float[n] x) => (float[n] y) { s = Shape(x) r = Size(s) one = Constant<value_int = 1>()
+        c = Equal(r, one) y = If(c)
+        <then_branch = t () => (float[n] a) { a = Exp(x) }, else_branch = e () => (float[n] b) { b = Log(x) }> }""",
+        (normal(3),),
+        ("y = jnp.exp(x)",),
+        ("log", "cond", "in_64_bits"),
+    ),
+    "a counted loop": Case(
+        """counted (float[2] x) => (float[2] y, float[k, 2] rows) {
+        n = Constant<value_int = 3>() yes = Constant<value = bool {1}>()
+        y, rows = Loop(n, yes, x) <body = b (int64 i, bool go, float[2] s) => (bool on, float[2] t, float[2] row)
+        { on = Identity(go) f = Cast<to = 1>(i) u = Mul(s, w) t = Add(u, f) row = Sin(t) }> }""",
+        (normal(2),),
+        ("def body(s, step):", "lax.scan(body, x, np.arange(3))", "return t, "),
+        weights={"w": normal(2)},
+    ),
+    "a loop until": Case(
+        """until (float x) => (float y) {
+        n = Constant<value_int = 9>() big = Constant<value_float = 50.0>() go = Less(x, big)
+        y = Loop(n, go, x) <body = b (int64 i, bool cond, float s) => (bool on, float t)
+        { t = Add(s, s) on = Less(t, big) }> }""",
+        (np.float32(3),),
+        ("lax.while_loop(keep_going, body, (np.int64(0), go, x))",),
+        differentiable=False,
+    ),
+    "a scan": Case(
+        """scanned (float[2] s, float[4, 2] xs) => (float[2] last, float[4, 2] sums) {
+        last, sums = Scan<num_scan_inputs = 1, scan_input_directions = [1], body = b (float[2] a, float[2] x) =>
+        (float[2] c, float[2] d) { p = Mul(a, w) c = Add(p, x) d = Tanh(c) }>(s, xs) }""",
+        (normal(2), normal(4, 2)),
+        ("lax.scan(body, s, jnp.flip(xs, 0))",),
+        weights={"w": normal(2)},
+    ),
+    "functions": Case(
+        """called (float[n, 4] x) => (float[n, 4] y) {
+        a = local.Scaled<alpha = 2.0>(x, w) b = local.Scaled<alpha = 2.0>(a, w) y = local.Scaled<alpha = 3.0>(b, w) }
+        <domain: "local", opset_import: ["" : 22]> Scaled<alpha>(v, by) => (z) {
+        k = Constant<value_float: float = @alpha>() m = Mul(v, k) z = MatMul(m, by) }""",
+        (normal(2, 4),),
+        ("def scaled(v, by):", "def scaled_2(v, by):", "y = scaled_2("),
+        ("def scaled_3",),
+        {"w": normal(4, 4)},
+    ),
+    "optional inputs and outputs of extents": Case(
+        """optional (float[batch, tokens] x, float[1] scale) => (float[batch, tokens] y, int64[2] shape)
+        <float[1] scale = {2}> { y = Mul(x, scale) shape = Shape(y) }""",
+        (normal(2, 3),),
+        ("scale: jax.Array | None = None", "is None else", "batch, tokens = x.shape", "np.array((batch, tokens))"),
+    ),
+    "int64 values": Case(
+        """wide (int64[batch, tokens] ids) => (float[batch, tokens, 4] y, int64[batch, tokens] z) {
+        table = Gather(w, ids) big = Constant<value_int = 1099511627776>() z = Mul(ids, big) s = Shape(ids)
+        m = Constant<value_ints = [-1, 4]>() f = Reshape(table, m)
+        d = Constant<value_ints = [4]>() t = Concat<axis = 0>(s, d)
+        y = Reshape(f, t) }""",
+        (np.array([[1, 2, 0]], np.int32),),
+        ("@in_64_bits", "ids = jnp.asarray(ids, jnp.int64)", "jnp.take(params[", ".reshape(batch, tokens, 4)"),
+        weights={"w": normal(3, 4)},
+    ),
+    "half precision": Case(
+        """half (float16[2, 4] x) => (float16[2, 4] y) { a = MatMul(x, w) b = Sigmoid(a) y = Softmax(b) }""",
+        (normal(2, 4).astype(np.float16),),
+        ('resolve("", "Softmax", 13).function',),
+        weights={"w": normal(4, 4).astype(np.float16)},
+    ),
+    "random numbers": Case(
+        """drawn (float[3] x) => (float[3] y) { r = RandomNormalLike(x) y = Add(x, r) }""",
+        (normal(3),),
+        ("rng: jax.Array", "rng=jax.random.fold_in(rng, "),
+        mapped=False,
+        key=True,
+    ),
+}
+
+
+def imported(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("written", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The modules of all cases."""
+    folder = tmp_path_factory.mktemp("sources")
+    for name, case in CASES.items():
+        onnx2jax.convert(case.proto).to_source(folder / name)
+    return folder
+
+
+def measured(function: Any, case: Case, params: Any, inputs: Any) -> Any:
+    """Outputs, gradients with respect to parameters and inputs, and outputs for a batch of calls."""
+    key = {"rng": jax.random.key(3)} if case.key else {}
+
+    def outputs(params: Any, *inputs: Any) -> list[Any]:
+        return jax.tree.leaves(function(params, *inputs, **key))
+
+    def loss(moving: Any) -> Any:
+        given = iter(moving[1])
+        values = [next(given) if jnp.issubdtype(x.dtype, jnp.floating) else x for x in inputs]
+        floating = (v for v in outputs(moving[0], *values) if jnp.issubdtype(v.dtype, jnp.floating))
+        return sum(jnp.sum(jnp.cos(v.astype(jnp.float32))) for v in floating)
+
+    moving = params, [x for x in inputs if jnp.issubdtype(x.dtype, jnp.floating)]
+    gradient = jax.grad(loss)(moving) if case.differentiable else None
+    several = [jnp.stack([x, x]) for x in inputs]
+    mapped = jax.vmap(outputs, (None, *[0] * len(inputs)))(params, *several) if case.mapped else None
+    return outputs(params, *inputs), gradient, mapped
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_source_computes_what_the_model_computes(name: str, folder: Path) -> None:
+    """In 32-bit mode, under jit, grad and vmap; one compilation for both."""
+    case, model = CASES[name], onnx2jax.convert(CASES[name].proto)
+    text = (folder / name / "model.py").read_text()
+    assert [part for part in case.contains if part not in text] == [], text
+    assert [part for part in case.lacks if part in text] == [], text
+    module = imported(folder / name / "model.py")
+    params = module.load_params()
+    assert {n: (v.dtype, v.shape) for n, v in params.items()} == {n: (t.dtype, t.shape) for n, t in model.types.items()}
+    inputs = [jnp.asarray(x) for x in case.inputs]
+    ours, theirs = jax.jit(lambda p, x: [measured(f, case, p, x) for f in (module.model, model.apply)])(params, inputs)
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_allclose(np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=2e-5, atol=1e-6)
+
+
+def test_source_is_formatted_as_ruff_does(folder: Path) -> None:
+    """The default rules of this repository, and isort's for a project that has the package installed."""
+    ruff, config = Path(sys.executable).with_name("ruff"), f"--config={ROOT / 'pyproject.toml'}"
+    for command in (
+        ["format", "--diff"],
+        ["check", "--ignore=ARG001", "--config=lint.isort.known-third-party=['onnx2jax']"],
+    ):
+        done = subprocess.run([ruff, *command, config, folder], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
