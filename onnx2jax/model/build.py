@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ShardingError, UnsupportedError, unknown_keywords
 from ..ir.graph import Imported
 from ..proto.origin import Origin
-from ..sharding.configurations import by_count, placement
 from ..sharding.processes import Agreement, several, together
-from ..sharding.rules import Placement
-from ..sharding.stages import Staged
-from .devices.balance import costs
 from .options import FILE, REWRITING, Options
 from .spec import Source, Spec
+
+if TYPE_CHECKING:
+    from ..sharding.rules import Placement
 
 
 def built(imported: Imported, options: Options, model_type: Any, origin: Origin | None, agreed: Agreement) -> Spec:
@@ -86,6 +85,10 @@ def _placed(imported: Imported, options: Options, model_type: Any) -> Placement 
     o = options
     if {o.mesh, o.shardings, o.device_configuration, o.devices, o.stages} == {None} and o.microbatches == 1:
         return None
+    from ..sharding.configurations import by_count, placement
+    from ..sharding.stages import Staged
+    from .devices.balance import costs
+
     if o.stages is None:
         placed = placement(imported, o.device_configuration, o.devices, o.mesh, o.shardings, None, o.microbatches)
     elif o.device_configuration is not None:
