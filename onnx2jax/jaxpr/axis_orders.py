@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+from jax import lax
+
 Order = tuple[int, ...]
 """``order[i]`` is the traced axis that is now the i-th."""
-Transpose = Callable[[Any, tuple[int, ...]], Any]
-"""Returns the variable of another one's transpose."""
 
 
 class Value:
@@ -24,7 +25,6 @@ class Value:
 
     def __init__(
         self,
-        transpose: Transpose,
         form: Any,
         order: Order | None = None,
         *,
@@ -33,11 +33,11 @@ class Value:
         stays: bool = False,
         make: Callable[[Order], Any] | None = None,
     ) -> None:
-        """``form`` is the variable that holds it; None for a lazy one, which ``make`` materialises."""
-        self.aval = form.aval if aval is None else aval
+        """``form`` is the array; None for a lazy one, which ``make`` materialises."""
+        self.aval = jax.typeof(form) if aval is None else aval
         self.order = plain(self.rank) if order is None else order
         self.known, self.stays, self.lazy = known, stays, make is not None
-        self._transpose, self._make = transpose, make
+        self._make = make
         self._forms: dict[Order, Any] = {} if form is None else {self.order: form}
 
     @property
@@ -49,26 +49,26 @@ class Value:
         return len(self.shape)
 
     def best(self) -> Any:
-        """The variable in the order of its computation."""
+        """The array in the order of its computation."""
         return self.within(self.order)
 
     def plain(self) -> Any:
-        """The variable in the traced order."""
+        """The array in the traced order."""
         return self.within(plain(self.rank))
 
     def within(self, order: Order) -> Any:
-        """The variable in an axis order, transposed if there is none."""
+        """The array in an axis order, transposed if there is none."""
         if order not in self._forms:
             if self._make is not None:
                 self._forms[order] = self._make(order)
             else:
-                self._forms[order] = self._transpose(self._forms[self.order], places(order, self.order))
+                self._forms[order] = lax.transpose(self._forms[self.order], places(order, self.order))
         return self._forms[order]
 
     def renamed(self, names: Sequence[int], aval: Any) -> Value:
         """The value whose axis ``i`` is this one's axis ``names[i]``."""
         make = (lambda order: self.within(permuted(names, order))) if self.lazy else None
-        new = Value(self._transpose, None, places(self.order, names), aval=aval, known=self.known, make=make)
+        new = Value(None, places(self.order, names), aval=aval, known=self.known, make=make)
         new._forms = {places(order, names): form for order, form in self._forms.items()}
         return new
 

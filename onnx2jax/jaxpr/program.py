@@ -78,6 +78,11 @@ class Equation:
         return self._jax.source_info.name_stack
 
     @property
+    def named_scope(self) -> Any:
+        """The context in which what replaces it is traced."""
+        return jax.named_scope(str(self.scope))
+
+    @property
     def has_effects(self) -> bool:
         return bool(self._jax.effects)
 
@@ -101,8 +106,7 @@ class Equation:
 
     def bind(self, values: Sequence[Any], **params: Any) -> list[Any]:
         """Its results for values of its inputs, with some parameters changed."""
-        with jax.named_scope(str(self.scope)):
-            results = self._jax.primitive.bind(*values, **{**self.params, **params})
+        results = self._jax.primitive.bind(*values, **{**self.params, **params})
         return list(results) if self._jax.primitive.multiple_results else [results]
 
     def _replaced(self, **fields: Any) -> Equation:

@@ -21,8 +21,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -30,22 +32,25 @@ from jax import lax
 from ....limits import SHORT
 from ...axis_orders import Order, Value, permuted, places, plain, without
 from ...const_eval import can_evaluate
-from ...program import Branch, Equation, Program, branch_for, instantiate, is_literal, new_variable, type_of
+from ...program import Branch, Equation, Program, branch_for, is_literal, literal_value, type_of
 from .conv_lowering import convolve, weighted
 
-Rule = Callable[["Layout", Equation, "Sequence[Value]"], "list[Value] | None"]
+Rule = Callable[[Equation, "Sequence[Value]"], "list[Value] | None"]
 """Rewrites an equation; None where its operands must have the axis order that they were traced with."""
 
 
 class ConvRules(NamedTuple):
-    """How convolutions are lowered."""
+    """How convolutions are lowered.
 
-    rule: Rule
+    Attributes:
+        rule: for a program with these convolutions; None where it gains nothing.
+        can_lower: whether an equation is a convolution that the rule lowers.
+        branch: chooses the branch of a choice by platform.
+    """
+
+    rule: Callable[[Sequence[Equation]], Rule | None]
     can_lower: Callable[[Equation], bool]
     branch: Branch
-    """Chooses the branch of a choice by platform."""
-    pays: Callable[[Sequence[Equation]], bool] = bool
-    """Whether a program with these convolutions gains by it."""
 
 
 def assign_layouts(program: Program, *, onednn: bool = False) -> Program:
@@ -53,30 +58,49 @@ def assign_layouts(program: Program, *, onednn: bool = False) -> Program:
 
     ``onednn``: whether oneDNN may compute convolutions; not in short programs, which ``run`` loads a second time.
     """
-    rules = ConvRules(_convolution, _can_lower, convolution_branch)
-    return _channels_last(program, rules, onednn, known=program.parameters)
+
+    def rule(convolutions: Sequence[Equation]) -> Rule:
+        return partial(_convolution, onednn and sum(2 * e.convolution.products for e in convolutions) > SHORT)
+
+    return _channels_last(program, ConvRules(rule, _can_lower, convolution_branch), known=program.parameters)
 
 
 def assign_training_layouts(program: Program, rules: ConvRules) -> Program:
     """The same for a training step; what is computed of its state element by element keeps the state's layout."""
-    return _channels_last(program, rules, False, stays=program.parameters)
+    return _channels_last(program, rules, stays=program.parameters)
 
 
-def _channels_last(program: Program, rules: ConvRules, onednn: bool, known: int = 0, stays: int = 0) -> Program:
+def _channels_last(program: Program, rules: ConvRules, known: int = 0, stays: int = 0) -> Program:
     if not program.has("conv_general_dilated"):
         return program
     flat = program.inlined(rules.branch)
     convolutions = [e for e in flat.equations if rules.can_lower(e)]
-    if not rules.pays(convolutions):
+    if (convolution := rules.rule(convolutions)) is None:
         return program
-    constants = dict(flat.constants)
-    layout = Layout(constants, rules.rule, onednn and sum(2 * e.convolution.products for e in convolutions) > SHORT)
-    for i, variable in enumerate(flat.inputs):
-        layout.values[variable] = layout.holding(variable, known=i < known, stays=i < stays)
-    for equation in flat.equations:
-        layout.add(equation)
-    outputs = [layout.value(v).plain() for v in flat.outputs]
-    return flat.replace(equations=layout.equations, outputs=outputs, constants=constants)
+    by_name = {**RULES, "conv_general_dilated": convolution}
+
+    def run(*arguments: Any) -> list[Any]:
+        values = {v: Value(c, known=True) for v, c in flat.constants.items()}
+        for i, (variable, x) in enumerate(zip(flat.inputs, arguments, strict=True)):
+            values[variable] = Value(x, known=i < known, stays=i < stays)
+        for equation in flat.equations:
+            operands = _values(equation.inputs, values)
+            is_known = all(v.known for v in operands) and can_evaluate(equation)
+            rule = None if is_known and equation.name != "broadcast_in_dim" else by_name.get(equation.name)
+            with equation.named_scope:
+                results = rule(equation, operands) if rule else None
+                results = _write(equation, [v.plain() for v in operands]) if results is None else results
+            for result in results:
+                result.known = is_known
+            values.update(zip(equation.outputs, results, strict=True))
+        with flat.equations[-1].named_scope:
+            return [v.plain() for v in _values(flat.outputs, values)]
+
+    return Program.of(jax.make_jaxpr(run)(*map(type_of, flat.inputs)), program.parameters)
+
+
+def _values(operands: Sequence[Any], values: Mapping[Any, Value]) -> list[Value]:
+    return [Value(literal_value(v), known=True) if is_literal(v) else values[v] for v in operands]
 
 
 SUPPORTED_DTYPES: Final = frozenset(map(np.dtype, (np.float32, np.float16, jnp.bfloat16, np.int8)))
@@ -101,71 +125,19 @@ def convolution_branch(equation: Equation) -> int:
     return branch_for("cpu")(equation)
 
 
-class Layout:
-    """A program in construction, equation by equation."""
+def _write(
+    equation: Equation, operands: Sequence[Any], orders: Sequence[Order] | None = None, **changed: Any
+) -> list[Value]:
+    """The results, in these axis orders, of an equation with other operands and parameters."""
+    wanted = [None] * len(equation.outputs) if orders is None else orders
+    found = zip(equation.bind(operands, **changed), wanted, equation.outputs, strict=True)
+    return [Value(x, order, aval=v.aval) for x, order, v in found]
 
-    def __init__(self, constants: dict[Any, Any], convolution: Rule, onednn: bool) -> None:
-        self.rules = {**RULES, "conv_general_dilated": convolution}
-        self.onednn = onednn
-        self.equations: list[Equation] = []
-        self.values: dict[Any, Value] = {}
-        self.constants = constants
-        self._traced: dict[Any, Program] = {}
-        self._at: Any = None
-        """The equation being rewritten: new ones stand at its place in the model."""
 
-    def value(self, variable: Any) -> Value:
-        """The value of a variable of the old program."""
-        if is_literal(variable):
-            return self.holding(variable, known=True)
-        if variable not in self.values:
-            self.values[variable] = self.holding(variable, known=variable in self.constants)
-        return self.values[variable]
-
-    def holding(self, form: Any, order: Order | None = None, **attributes: Any) -> Value:
-        """The value that a variable of the new program holds, in an axis order."""
-        return Value(self._transpose, form, order, **attributes)
-
-    def add(self, equation: Equation) -> None:
-        """Rewrite an equation of the old program."""
-        self._at = equation
-        operands = [self.value(v) for v in equation.inputs]
-        known = all(v.known for v in operands) and can_evaluate(equation)
-        name = equation.name
-        rule = None if known and name != "broadcast_in_dim" else self.rules.get(name)
-        results = rule(self, equation, operands) if rule else None
-        if results is None:
-            results = self.write([v.plain() for v in operands])
-        for variable, result in zip(equation.outputs, results, strict=True):
-            result.known = known
-            self.values[variable] = result
-
-    def write(self, operands: Sequence[Any], orders: Sequence[Order] | None = None, **changed: Any) -> list[Value]:
-        """Append the current equation with other operands and parameters; its results have these axis orders."""
-        old = self._at
-        orders = orders or [plain(len(getattr(v.aval, "shape", ()))) for v in old.outputs]
-        new = [
-            new_variable(v, permuted(v.aval.shape, order) if order else None)
-            for v, order in zip(old.outputs, orders, strict=True)
-        ]
-        self.equations.append(old.replace(operands, new, **changed))
-        return [self.holding(n, order, aval=v.aval) for v, n, order in zip(old.outputs, new, orders, strict=True)]
-
-    def trace(self, function: Callable[..., Any], fixed: tuple[Any, ...], *operands: Any) -> Any:
-        """The variable of a function's result for variables, with fixed arguments behind them.
-
-        Its equations are appended; for operands of equal types it is traced once.
-        """
-        key = function, fixed, tuple(map(type_of, operands))
-        if key not in self._traced:
-            self._traced[key] = Program.traced(lambda *xs: function(*xs, *fixed), *operands)
-        equations, result = instantiate(self._traced[key], operands, self.constants)
-        self.equations += [e.located_at(self._at) for e in equations]
-        return result
-
-    def _transpose(self, form: Any, permutation: tuple[int, ...]) -> Any:
-        self.equations.append(self._at.transpose(form, permutation))
-        return self.equations[-1].outputs[0]
+@partial(jax.jit, static_argnums=(0, 1), inline=True)
+def traced(function: Callable[..., Any], fixed: tuple[Any, ...], *operands: Any) -> Any:
+    """The result of a function of arrays and, behind them, fixed arguments; for equal types it is traced once."""
+    return function(*operands, *fixed)
 
 
 # ------------------------------------------------------------------------------------------------------ rules
@@ -182,28 +154,32 @@ def _common(operands: Sequence[Value], rank: int) -> Order:
     return plain(rank)
 
 
-def _elementwise(layout: Layout, equation: Equation, operands: Sequence[Value]) -> list[Value]:
+def _elementwise(equation: Equation, operands: Sequence[Value]) -> list[Value]:
     order = _common(operands, len(equation.outputs[0].aval.shape))
-    results = layout.write(
-        [v.within(order) if v.rank == len(order) else v.plain() for v in operands], [order] * len(equation.outputs)
+    results = _write(
+        equation,
+        [v.within(order) if v.rank == len(order) else v.plain() for v in operands],
+        [order] * len(equation.outputs),
     )
     for result in results:
         result.stays = any(v.stays and v.rank == len(order) for v in operands)
     return results
 
 
-def _reduce(layout: Layout, equation: Equation, operands: Sequence[Value]) -> list[Value]:
+def _reduce(equation: Equation, operands: Sequence[Value]) -> list[Value]:
     (x,), axes = operands, equation.params["axes"]
-    return layout.write([x.best()], [without(x.order, axes)], axes=tuple(sorted(places(axes, x.order))))
+    return _write(equation, [x.best()], [without(x.order, axes)], axes=tuple(sorted(places(axes, x.order))))
 
 
 def _along(parameter: str) -> Rule:
     """The rule of equations along one axis of operands of the same rank."""
 
-    def rule(layout: Layout, equation: Equation, operands: Sequence[Value]) -> list[Value]:
+    def rule(equation: Equation, operands: Sequence[Value]) -> list[Value]:
         order = _common(operands, operands[0].rank)
         where = order.index(equation.params[parameter])
-        return layout.write([v.within(order) for v in operands], [order] * len(equation.outputs), **{parameter: where})
+        return _write(
+            equation, [v.within(order) for v in operands], [order] * len(equation.outputs), **{parameter: where}
+        )
 
     return rule
 
@@ -211,65 +187,65 @@ def _along(parameter: str) -> Rule:
 def _by_axis(*parameters: str) -> Rule:
     """The rule of equations whose parameters have an entry for each axis of the first operand; others are scalars."""
 
-    def rule(layout: Layout, equation: Equation, operands: Sequence[Value]) -> list[Value] | None:
+    def rule(equation: Equation, operands: Sequence[Value]) -> list[Value] | None:
         x, *others = operands
         if any(v.rank for v in others):
             return None
         given = {n: equation.params[n] for n in parameters if equation.params.get(n) is not None}
         changed = {n: permuted(v, x.order) for n, v in given.items()}
-        return layout.write([x.best(), *(v.plain() for v in others)], [x.order] * len(equation.outputs), **changed)
+        return _write(equation, [x.best(), *(v.plain() for v in others)], [x.order] * len(equation.outputs), **changed)
 
     return rule
 
 
-def _reverse(layout: Layout, equation: Equation, operands: Sequence[Value]) -> list[Value]:
+def _reverse(equation: Equation, operands: Sequence[Value]) -> list[Value]:
     (x,) = operands
-    return layout.write([x.best()], [x.order], dimensions=places(equation.params["dimensions"], x.order))
+    return _write(equation, [x.best()], [x.order], dimensions=places(equation.params["dimensions"], x.order))
 
 
-def _dynamic_slice(layout: Layout, equation: Equation, operands: Sequence[Value]) -> list[Value] | None:
+def _dynamic_slice(equation: Equation, operands: Sequence[Value]) -> list[Value] | None:
     x, *starts = operands
     if len(starts) != x.rank:
         return None
     placed = permuted([v.plain() for v in starts], x.order)
     sizes = permuted(equation.params["slice_sizes"], x.order)
-    return layout.write([x.best(), *placed], [x.order], slice_sizes=sizes)
+    return _write(equation, [x.best(), *placed], [x.order], slice_sizes=sizes)
 
 
-def _transpose(_layout: Layout, equation: Equation, operands: Sequence[Value]) -> list[Value]:
+def _transpose(equation: Equation, operands: Sequence[Value]) -> list[Value]:
     (x,) = operands
     return [x.renamed(equation.params["permutation"], equation.outputs[0].aval)]
 
 
-def _broadcast(layout: Layout, equation: Equation, operands: Sequence[Value]) -> list[Value] | None:
+def _broadcast(equation: Equation, operands: Sequence[Value]) -> list[Value] | None:
     """Lazy: materialised in the axis order of its consumer."""
     x, *more = operands
     if more:  # extents that only a call knows
         return None
     shape, along, aval = equation.params["shape"], equation.params["broadcast_dimensions"], equation.outputs[0].aval
     if math.prod(shape) == math.prod(x.shape) and x.rank and not x.known:
-        return _reshaped(layout, x, aval)
+        return _reshaped(x, aval)
 
     def make(order: Order) -> Any:
         axes = tuple(sorted(range(x.rank), key=lambda axis: order.index(along[axis])))
         wanted, places = permuted(shape, order), tuple(order.index(along[axis]) for axis in axes)
-        return layout.trace(lax.broadcast_in_dim, (wanted, places), x.within(axes))
+        return traced(lax.broadcast_in_dim, (wanted, places), x.within(axes))
 
-    return [layout.holding(None, x.order if x.rank == len(shape) else None, aval=aval, make=make)]
+    return [Value(None, x.order if x.rank == len(shape) else None, aval=aval, make=make)]
 
 
-def _reshape(layout: Layout, equation: Equation, operands: Sequence[Value]) -> list[Value] | None:
+def _reshape(equation: Equation, operands: Sequence[Value]) -> list[Value] | None:
     x, *more = operands
     if more or (equation.name == "reshape" and equation.params["dimensions"] is not None):
         return None
-    return _reshaped(layout, x, equation.outputs[0].aval)
+    return _reshaped(x, equation.outputs[0].aval)
 
 
-def _reshaped(layout: Layout, x: Value, aval: Any) -> list[Value]:
+def _reshaped(x: Value, aval: Any) -> list[Value]:
     """Axes fall into groups of equal extent before and after; a contiguous group in order needs no transpose."""
     shape, order = aval.shape, x.order
     if math.prod(shape) < 2:
-        return [layout.holding(layout.trace(lax.reshape, (shape,), x.plain()), aval=aval)]
+        return [Value(traced(lax.reshape, (shape,), x.plain()), aval=aval)]
     groups = _groups(x.shape, shape)
     group_of = {axis: group for group in groups for axis in group[0]}
     stored = [axis for axis in order if x.shape[axis] != 1]
@@ -281,8 +257,8 @@ def _reshaped(layout: Layout, x: Value, aval: Any) -> list[Value]:
     for axis, extent in enumerate(shape):
         if extent == 1:
             after.insert(after.index(axis - 1) + 1 if axis and axis - 1 in after else 0, axis)
-    new = layout.trace(lax.reshape, (permuted(shape, after),), x.within(order))
-    return [layout.holding(new, tuple(after), aval=aval)]
+    new = traced(lax.reshape, (permuted(shape, after),), x.within(order))
+    return [Value(new, tuple(after), aval=aval)]
 
 
 def _groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -305,7 +281,7 @@ def _groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[tuple[int
     return groups
 
 
-def _gather(layout: Layout, equation: Equation, operands: Sequence[Value]) -> list[Value] | None:
+def _gather(equation: Equation, operands: Sequence[Value]) -> list[Value] | None:
     """Slices along one axis, which keep its place."""
     (x, indices), how, sizes = operands, equation.params["dimension_numbers"], equation.params["slice_sizes"]
     if len(how.start_index_map) != 1 or how.collapsed_slice_dims != how.start_index_map or indices.rank != 2:
@@ -318,12 +294,12 @@ def _gather(layout: Layout, equation: Equation, operands: Sequence[Value]) -> li
     moved = how._replace(
         offset_dims=tuple(i for i in range(x.rank) if i != now), collapsed_slice_dims=(now,), start_index_map=(now,)
     )
-    return layout.write(
-        [x.best(), indices.plain()], [x.order], dimension_numbers=moved, slice_sizes=permuted(sizes, x.order)
+    return _write(
+        equation, [x.best(), indices.plain()], [x.order], dimension_numbers=moved, slice_sizes=permuted(sizes, x.order)
     )
 
 
-def _product(layout: Layout, equation: Equation, operands: Sequence[Value]) -> list[Value]:
+def _product(equation: Equation, operands: Sequence[Value]) -> list[Value]:
     contracted, batch = equation.params["dimension_numbers"]
     numbers = tuple(
         tuple(places(axes, v.order) for axes, v in zip(pair, operands, strict=True)) for pair in (contracted, batch)
@@ -334,9 +310,9 @@ def _product(layout: Layout, equation: Equation, operands: Sequence[Value]) -> l
         order += [at + axis for axis in left]
         at += len(left)
     if (first := _first_summed(operands, numbers)) is not None:
-        y = layout.trace(weighted, (first, equation.params["preferred_element_type"]), *(v.best() for v in operands))
-        return [layout.holding(y, tuple(order), aval=equation.outputs[0].aval)]
-    return layout.write([v.best() for v in operands], [tuple(order)], dimension_numbers=numbers)
+        y = traced(weighted, (first, equation.params["preferred_element_type"]), *(v.best() for v in operands))
+        return [Value(y, tuple(order), aval=equation.outputs[0].aval)]
+    return _write(equation, [v.best() for v in operands], [tuple(order)], dimension_numbers=numbers)
 
 
 def _first_summed(operands: Sequence[Value], numbers: Any) -> int | None:
@@ -349,14 +325,14 @@ def _first_summed(operands: Sequence[Value], numbers: Any) -> int | None:
     return contracted[0] if contracted == tuple(range(contracted[0], contracted[0] + len(by))) else None
 
 
-def _convolution(layout: Layout, equation: Equation, operands: Sequence[Value]) -> list[Value] | None:
+def _convolution(onednn: bool, equation: Equation, operands: Sequence[Value]) -> list[Value] | None:
     (x, w), aval = operands, equation.outputs[0].aval
     if not _can_lower(equation) or 0 in (*x.shape, *aval.shape):
         return None
     given, (image, kernel, result) = equation.convolution, equation.params["dimension_numbers"]
-    how = given.window, given.groups, given.stretch, layout.onednn, aval.dtype
-    y = layout.trace(convolve, how, x.within((image[0], *image[2:], image[1])), w.within(tuple(kernel)))
-    return [layout.holding(y, (result[0], *result[2:], result[1]), aval=aval)]
+    how = given.window, given.groups, given.stretch, onednn, aval.dtype
+    y = traced(convolve, how, x.within((image[0], *image[2:], image[1])), w.within(tuple(kernel)))
+    return [Value(y, (result[0], *result[2:], result[1]), aval=aval)]
 
 
 ELEMENTWISE: Final = (

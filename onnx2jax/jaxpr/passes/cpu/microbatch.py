@@ -69,7 +69,8 @@ def split_batch(program: Program) -> Program:
         _, results = lax.scan(lambda none, xs: (none, body.results(xs)), None, pieces)
         values |= {v: lax.reshape(r, v.aval.shape) for v, r in zip(split.between, results, strict=True)}
         for equation in split.tail:
-            values.update(zip(equation.outputs, equation.bind(values_of(equation.inputs, values)), strict=True))
+            with equation.named_scope:
+                values.update(zip(equation.outputs, equation.bind(values_of(equation.inputs, values)), strict=True))
         return values_of(program.outputs, values)
 
     try:
@@ -136,14 +137,13 @@ class _Microbatch:
         for equation in equations:
             places = [where.get(_key(v)) for v in equation.inputs]
             operands = values_of(equation.inputs, values)
-            if not any(places):
-                broadcasts.update(dict.fromkeys(equation.outputs, equation))
-                results, place = equation.bind(operands), None
-            else:
-                place, changed = self._rule(equation, places)
-                for i, axis in _beside(equation, places, place):
+            place, changed = self._rule(equation, places) if any(places) else (None, {})
+            with equation.named_scope:
+                for i, axis in _beside(equation, places, place) if place else ():
                     operands[i] = self._smaller(broadcasts.get(_key(equation.inputs[i])), values, axis)
                 results = equation.bind(operands, **changed)
+            if place is None:
+                broadcasts.update(dict.fromkeys(equation.outputs, equation))
             values.update(zip(equation.outputs, results, strict=True))
             where.update({v: place for v in equation.outputs if place is not None})
 

@@ -28,10 +28,10 @@ from ....ops.conv_rules import Problem, lowering
 from ....ops.window import Window, taps
 from ...axis_orders import Value, permuted
 from ...program import CALLS, Equation, Program, branch_for, is_platform_choice
-from ..cpu.layout_assignment import ConvRules, Layout
+from ..cpu.layout_assignment import ConvRules, Rule, traced
 
 
-def _rule(layout: Layout, equation: Equation, operands: Sequence[Value]) -> list[Value] | None:
+def _rule(equation: Equation, operands: Sequence[Value]) -> list[Value] | None:
     (x, w), given, aval = operands, equation.params, equation.outputs[0].aval
     if not _can_lower(equation) or 0 in (*x.shape, *w.shape, *aval.shape):
         return None
@@ -40,13 +40,13 @@ def _rule(layout: Layout, equation: Equation, operands: Sequence[Value]) -> list
     if how in ("weights", "depthwise weights"):
         is_depthwise, blocks = how != "weights", permuted(aval.shape, result[2:])
         pair = x.within((image[1], *image[2:], image[0])), w.within((kernel[1], *kernel[2:], kernel[0]))
-        y = layout.trace(_of_weights, (found.window, blocks, is_depthwise, aval.dtype), *pair)
+        y = traced(_of_weights, (found.window, blocks, is_depthwise, aval.dtype), *pair)
         ends = (result[0], result[1]) if is_depthwise else (result[1], result[0])
-        return [layout.holding(y, (*result[2:], *ends), aval=aval)]
+        return [Value(y, (*result[2:], *ends), aval=aval)]
     pair = x.within((image[0], *image[2:], image[1])), w.within(tuple(kernel))
     fixed = found.window, found.groups, found.batches, found.stretch, aval.dtype
-    y = layout.trace(_of_images, fixed, *pair)
-    return [layout.holding(y, (result[0], *result[2:], result[1]), aval=aval)]
+    y = traced(_of_images, fixed, *pair)
+    return [Value(y, (result[0], *result[2:], result[1]), aval=aval)]
 
 
 def _can_lower(equation: Equation) -> bool:
@@ -114,21 +114,21 @@ def _apart(x: Any, window: Window, stretch: tuple[int, ...]) -> Any:
 
 def training_rules(program: Program) -> ConvRules:
     """How convolutions of a training step are lowered."""
-    return ConvRules(_rule, _can_lower, branch_for("cpu") if _hides_choice(program) else _branch, _pays)
+    return ConvRules(_chosen, _can_lower, branch_for("cpu") if _hides_choice(program) else _branch)
 
 
-def _pays(convolutions: Sequence[Equation]) -> bool:
-    """Whether a kernel is depthwise, or most weights meet many pixels, so that reordering them costs little beside."""
+def _chosen(convolutions: Sequence[Equation]) -> Rule | None:
+    """The rule if a kernel is depthwise, or most weights meet many pixels: then reordering them costs little beside."""
     few = many = 0
     for equation in convolutions:
         given = equation.convolution
         if max(given.groups, given.batches) >= TRAINING_GROUPS:
-            return True
+            return _rule
         if equation.params["dimension_numbers"].lhs_spec[0] != 0:
             continue  # the gradient of weights, which takes channels for images
         weights, is_many = given.outputs * given.held, given.pixels > TRAINING_PIXELS
         few, many = few + weights * (not is_many), many + weights * is_many
-    return bool(convolutions) and few <= many
+    return _rule if convolutions and few <= many else None
 
 
 def _branch(equation: Equation) -> int:
