@@ -96,7 +96,7 @@ def _channels_last(program: Program, rules: ConvRules, known: int = 0, stays: in
         with flat.equations[-1].named_scope:
             return [v.plain() for v in _values(flat.outputs, values)]
 
-    return Program.of(jax.make_jaxpr(run)(*map(type_of, flat.inputs)), program.parameters)
+    return Program.of(jax.make_jaxpr(run)(*map(type_of, flat.inputs)), program.parameters).inlined()
 
 
 def _values(operands: Sequence[Any], values: Mapping[Any, Value]) -> list[Value]:
