@@ -53,6 +53,15 @@ def check_paired(**operands):
         raise ValueError(f"{' and '.join(operands)} must be given together")
 
 
+def check_update(update_rule, decay, beta, chunk_size):
+    """Raise ValueError unless the operands of linear attention fit its rule."""
+    for name, given, wanted in (("decay", decay, "gated" in update_rule), ("beta", beta, "delta" in update_rule)):
+        if (given is not None) != wanted:
+            raise ValueError(f"update_rule {update_rule!r} {'needs' if wanted else 'takes no'} input {name}")
+    if chunk_size < 1:
+        raise ValueError(f"chunk_size ({chunk_size}) must be 1 or more")
+
+
 def check_past(q, k, v, past_key, past_value, **others):
     """Raise ValueError unless attention operands [batch, heads, length, size] agree; ``others`` are (value, shape)."""
     check_paired(past_key=past_key, past_value=past_value)
@@ -270,11 +279,7 @@ def linear_attention(
     update_rule: Literal["linear", "gated", "delta", "gated_delta"] = "gated_delta",
 ):  # fmt: skip
     """Linear attention: a state of outer products k v^T, decayed, corrected and read once per token."""
-    for name, given, wanted in (("decay", decay, "gated" in update_rule), ("beta", beta, "delta" in update_rule)):
-        if (given is not None) != wanted:
-            raise ValueError(f"update_rule {update_rule!r} {'needs' if wanted else 'takes no'} input {name}")
-    if chunk_size < 1:
-        raise ValueError(f"chunk_size ({chunk_size}) must be 1 or more")
+    check_update(update_rule, decay, beta, chunk_size)
     for name, x in {"query": query, "key": key, "value": value, "decay": decay, "beta": beta}.items():
         check_shape(name, x, "batch", "tokens", "features")
     group, wide = _group(q_num_heads, kv_num_heads), accumulator(query.dtype)

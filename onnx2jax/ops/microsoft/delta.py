@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from ..arrays import accumulator, check_shapes
-from ..attention import check_paired
+from ..attention import check_paired, check_update
 from ..registry import Static, op
 from . import MICROSOFT
 from .ragged import BOUNDS, Ragged, check_capture, check_flat, fields_of, slice_as, update_slice
@@ -95,11 +95,7 @@ def gated_delta_net(
 
     Sequence i has the tokens ``cu_seqlens[i]`` to ``cu_seqlens[i + 1]``; without cu_seqlens all have equal length.
     """
-    for name, given, wanted in (("decay", decay, "gated" in update_rule), ("beta", beta, "delta" in update_rule)):
-        if (given is not None) != wanted:
-            raise ValueError(f"update_rule {update_rule!r} {'needs' if wanted else 'takes no'} input {name}")
-    if chunk_size < 1:
-        raise ValueError(f"chunk_size ({chunk_size}) must be 1 or more")
+    check_update(update_rule, decay, beta, chunk_size)
     check_paired(key=key, value=value)
     query = jnp.asarray(query)
     q, k, v = _split_qkv(query, initial_state) if key is None else (query, key, value)
