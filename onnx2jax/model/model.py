@@ -398,7 +398,8 @@ class Model(Views, Exports):
 
     @property
     def _mesh(self) -> Mesh | None:
-        return self.placement.mesh if self.placement else None
+        """The mesh over whose processes a call compares its arguments; none in a caller's transformation."""
+        return self.placement.mesh if self.placement and not self._runtime.unchecked else None
 
     def _naming_nodes(self, values: Mapping[str, Any], rng: Any) -> AbstractContextManager[None]:
         """Names the node that computes a value which ``jax.debug_nans`` or ``debug_infs`` refuses."""
