@@ -180,14 +180,14 @@ class Calls(VerifiedSteps):
                 stacked(rows, why=self._padding_unsupported)
             room = self._room(max(map(len, rows)) + count + spare, length)
         else:
-            room = after.cache.length
+            room = self._room_after(after, len(rows[0]) + count, length)
         if choice.processors or "repetition_penalty" in controls:
             controls["prompts"] = right_aligned(sequences, room)
         if after is None:
             layout, verified = self._layout(rows, room, choice, controls, others)
             state = verified or self._prefill(rows, room, layout, choice, controls, others)
         else:
-            state = self._resumed(after, np.stack(rows), count, length, choice, controls, others)
+            state = self._resumed(after, np.stack(rows), choice, controls, others)
 
         def run(state: State, limit: int) -> State:
             return self._programs.loop(state, limit, choice, controls, others)
@@ -216,17 +216,9 @@ class Calls(VerifiedSteps):
                 return
             state = call.run(state, count)
 
-    def _resumed(
-        self, after: Generation, more: np.ndarray, count: int, length: int | None, choice: Choice, controls: Any,
-        others: Any,
-    ) -> State:  # fmt: skip
+    def _resumed(self, after: Generation, more: np.ndarray, choice: Choice, controls: Any, others: Any) -> State:
         """The state after ``more`` tokens int[batch, n] that continue the texts of ``after``."""
-        if length not in (None, after.cache.length):
-            raise InputValueError(
-                f"after has a cache of length {after.cache.length}; for another, begin with length={length}"
-            )
         more = np.concatenate([after.last, more], axis=1)
-        self._check_room(after.cache, more.shape[1] + count)
         cache = self._resumed_cache(after, more, choice, controls, others)
         fed = more if self.embedding is None else self.embedding.embed_prompts(more, others)
         state = self._programs.resume(cache, fed, choice, controls, others)
@@ -311,12 +303,18 @@ class Calls(VerifiedSteps):
             )
         return length
 
-    def _check_room(self, cache: Cache, more: int) -> None:
-        if (wanted := int(cache.end) + more) > cache.length:
+    def _room_after(self, after: Generation, more: int, length: int | None) -> int:
+        """The cache length of a continuation by ``more`` tokens: that of ``after``."""
+        if length not in (None, after.cache.length):
+            raise InputValueError(
+                f"after has a cache of length {after.cache.length}; for another, begin with length={length}"
+            )
+        if (wanted := int(after.cache.end) + after.last.shape[1] + more) > after.cache.length:
             raise InputShapeError(
                 f"with the tokens of after, prompt and text are {wanted} tokens, and the cache has room for "
-                f"{cache.length}: begin with length={wanted}"
+                f"{after.cache.length}: begin with length={wanted}"
             )
+        return after.cache.length
 
 
 def _rotary_table_length(graph: Graph) -> int | None:

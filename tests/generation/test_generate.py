@@ -317,6 +317,8 @@ def test_continuations_that_do_not_fit_raise(decoder: Decoder) -> None:
     beginning = decoder.read([P, Q], 64)
     with pytest.raises(InputShapeError, match="room for 64: begin with length=75"):
         decoder.generate([[1] * 30] * 2, 40, after=beginning)
+    with pytest.raises(InputShapeError, match="room for 64"):
+        decoder.generate([[1] * 80] * 2, 1, after=beginning, repetition_penalty=2)
     with pytest.raises(InputValueError, match="a cache of length 64; for another, begin with length=128"):
         decoder.generate([[1], [2]], 1, after=beginning, length=128)
     with pytest.raises(InputShapeError, match="3 prompts cannot continue 2 texts"):
