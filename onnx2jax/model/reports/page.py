@@ -161,6 +161,8 @@ class _Page:
                 entry["parameter"] = True
                 if self.model.placement is not None:
                     entry["sharding"] = self._sharding(key)
+            if not getattr(array, "is_fully_addressable", True):  # shards of it are in other processes
+                continue
             if array.size <= MOST_SHOWN:
                 entry["value"] = _text(np.asarray(load(array)).tolist())
             if self.facts.statistics and array.size > 1 and (stats := figures(array)) is not None:
