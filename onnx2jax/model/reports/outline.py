@@ -6,6 +6,7 @@ Constant and shape arithmetic is folded: those nodes belong to the nodes that re
 from __future__ import annotations
 
 import ast
+import heapq
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -274,9 +275,10 @@ class Outline:
 
     def _parts(self, items: Sequence[Item]) -> tuple[Item, ...]:
         """Many items as parts, divided where fewest values pass."""
-        shown = [k for k, item in enumerate(items) if not isinstance(item, int) or item not in self.hidden]
-        if len(shown) <= MOST_BLOCKS:
+        if sum(not isinstance(item, int) or item not in self.hidden for item in items) <= MOST_BLOCKS:
             return tuple(items)
+        items = self._ordered(items)
+        shown = [k for k, item in enumerate(items) if not isinstance(item, int) or item not in self.hidden]
         crossing = self._crossing(items)
         size = max(6, min(20, round(len(shown) ** 0.5)))
         ends, start = [], 0
@@ -288,6 +290,29 @@ class Outline:
         bounds = [0, *ends, len(items)]
         parts = [tuple(items[a:b]) for a, b in pairwise(bounds)]
         return tuple(Group("part", f"{k}: {self._described(part)}", part) for k, part in enumerate(parts, 1))
+
+    def _ordered(self, items: Sequence[Item]) -> list[Item]:
+        """Items after those that they read, except in cycles, otherwise by their first nodes."""
+        items = sorted(items, key=_first)
+        home = {i: k for k, item in enumerate(items) for i in ((item,) if isinstance(item, int) else item.nodes)}
+        producers = {n: k for i, k in home.items() for n in self.graph.nodes[i].outputs if n}
+        waits: list[set[int]] = [set() for _ in items]
+        readers: list[set[int]] = [set() for _ in items]
+        for i, k in home.items():
+            for before in {producers[n] for n in self.graph.nodes[i].reads if n in producers} - {k}:
+                waits[k].add(before)
+                readers[before].add(k)
+        ready, rest, done = [k for k in range(len(items)) if not waits[k]], iter(range(len(items))), dict[int, None]()
+        while len(done) < len(items):
+            k = heapq.heappop(ready) if ready else next(k for k in rest if k not in done)
+            if k in done:
+                continue
+            done[k] = None
+            for reader in readers[k]:
+                waits[reader].discard(k)
+                if not waits[reader] and reader not in done:
+                    heapq.heappush(ready, reader)
+        return [items[k] for k in done]
 
     def _described(self, items: Sequence[Item]) -> str:
         """The products among some items, or else the most frequent operators."""
