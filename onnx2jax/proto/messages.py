@@ -8,7 +8,7 @@ major version of protobuf only.
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.resources import files
+from pkgutil import get_data
 from typing import Any
 
 
@@ -43,7 +43,7 @@ def _empty_pool() -> tuple[Any, Callable[[Any], Any]]:
 
 
 _POOL, _class_of = _empty_pool()
-_POOL.AddSerializedFile(files(__package__).joinpath("onnx.binpb").read_bytes())
+_POOL.AddSerializedFile(get_data(__package__, "onnx.binpb"))
 
 
 def _message(name: str) -> Any:
