@@ -109,6 +109,7 @@ lint: $(VENV)/.test
 	$(BIN)/python -m tests.support.house
 
 docs: $(VENV)/.test
+	$(BIN)/python -m tests.ops.test_index
 	$(BIN)/python -m docs.make_operators
 	$(BIN)/python -m docs.make_figures
 
