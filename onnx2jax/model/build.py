@@ -83,7 +83,8 @@ def _of_derived(spec: Spec, options: Options, given: Mapping[str, Any], model_ty
 def _placed(imported: Imported, options: Options, model_type: Any) -> Placement | None:
     """Shardings of weights and inputs; None on one device."""
     o = options
-    if {o.mesh, o.shardings, o.device_configuration, o.devices, o.stages} == {None} and o.microbatches == 1:
+    chosen = (o.mesh, o.shardings, o.device_configuration, o.devices, o.stages)
+    if all(v is None for v in chosen) and o.microbatches == 1:
         return None
     from ..sharding.configurations import by_count, placement
     from ..sharding.stages import Staged

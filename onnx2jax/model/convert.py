@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import jax
 from jax.sharding import Mesh, PartitionSpec
@@ -23,11 +23,13 @@ from ..ir.graph import Imported
 from ..ir.importer import Importer
 from ..proto.origin import Origin
 from ..proto.walk import tensors
-from ..sharding.plans import Plan
 from ..sharding.processes import together
 from .build import built, compare_processes
 from .model import Model
 from .options import Options
+
+if TYPE_CHECKING:
+    from ..sharding.plans import Plan
 
 
 def convert(

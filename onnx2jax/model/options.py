@@ -19,10 +19,11 @@ from ..eval.settings import Settings
 from ..ir import layers
 from ..ir.graph import Graph, Imported
 from ..runtime import cache_folder
-from ..sharding.rules import Devices, Placement
+from ..sharding.devices import Devices
 
 if TYPE_CHECKING:
     from ..sharding.plans import Plan
+    from ..sharding.rules import Placement
 
 REWRITING: Final = ("max_size", "weights", "dtype", "outputs", "float32", "rebatch")
 """Options that rewrite the graph."""

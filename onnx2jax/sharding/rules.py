@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import math
-import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -20,6 +17,7 @@ from .. import compat
 from ..errors import ShardingError, nearest
 from ..ops.arrays import is_traced
 from ..ops.registry import Shards
+from .devices import Devices
 from .processes import together
 from .put import from_process, put, to_process
 
@@ -102,32 +100,6 @@ def entries(axes: tuple[str, ...]) -> Any:
 
 Arrays = Mapping[str, Any]
 Shardings = Mapping[str, NamedSharding]
-
-
-class Devices:
-    """Base of classes that hold devices, which JAX does not pickle: pickles them as platform and id."""
-
-    def __getstate__(self) -> bytes:
-        _Pickler(file := io.BytesIO()).dump(vars(self))
-        return file.getvalue()
-
-    def __setstate__(self, data: bytes) -> None:
-        vars(self).update(pickle.loads(data))
-
-
-class _Pickler(pickle.Pickler):
-    def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, MappingProxyType):
-            return _read_only, (dict(value),)
-        return (_device, (value.platform, value.id)) if isinstance(value, jax.Device) else NotImplemented
-
-
-def _read_only(value: dict[Any, Any]) -> Mapping[Any, Any]:
-    return MappingProxyType(value)
-
-
-def _device(platform: str, number: int) -> jax.Device:
-    return next(d for d in jax.devices(platform) if d.id == number)
 
 
 class Constraint(Devices):
