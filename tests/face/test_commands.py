@@ -135,6 +135,15 @@ def test_join_errors_list_inputs_and_outputs(
     assert not [*tmp_path.iterdir()]
 
 
+def test_source_writes_a_module(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    model = str(demo_model())
+    assert cli.main(["source", model, str(tmp_path / "digits"), "--dim", "batch=2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    text = (tmp_path / "digits" / "model.py").read_text()
+    assert found == {"path": str(tmp_path / "digits" / "model.py"), "lines": len(text.splitlines())}
+    assert "h.reshape(2, 1024)" in text
+
+
 def test_simplify_writes_a_smaller_file_and_counts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     model, small = tmp_path / "model.onnx", tmp_path / "small.onnx"
     onnx.save(

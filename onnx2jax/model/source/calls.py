@@ -139,6 +139,8 @@ def check_callable(node: Node) -> None:
     operator = node.target
     if not isinstance(operator, Operator) or operator.function is None or node.differentiates:
         raise unsupported(node, "it differentiates other nodes of the graph")
+    if node.graphs:
+        raise unsupported(node, "the operator itself calls its graph")
     if node.domain.startswith("onnx2jax."):
         raise unsupported(node, "it stands for a function given to convert or replace")
     if beyond := operator.fixtures - SUPPLIED:

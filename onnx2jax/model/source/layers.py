@@ -47,6 +47,8 @@ class Loop(Statement):
         return read.union(*self.columns.values())
 
 
+SHORT: Final = 10
+"""Statements below which two layers stay as they are."""
 INDEX: Final = "layer index"
 """The reference of a loop's variable."""
 
@@ -72,6 +74,8 @@ def rolled(
     at = 0
     every = [*nodes]
     for run in repeated(graph):
+        if run.count == 2 and len(run.template) < SHORT:
+            continue
         start = every.index(run.nodes[0])
         loop = _loop(run, nodes, tables)
         if loop is None:

@@ -178,9 +178,9 @@ class _Writer:
         """The text and the files."""
         spec, imports = self.spec, self.emitter.imports
         block, results = self._block()
-        block.statements = scheduled(live(block.statements, references(block.result)), spec.types)
-        tables: dict[str, tuple[str, ...]] = {}
-        block.statements = rolled(block.statements, references(block.result), spec.types, tables)
+        returned, tables = references(block.result), dict[str, tuple[str, ...]]()
+        block.statements = scheduled(live(block.statements, returned), returned, spec.types)
+        block.statements = rolled(block.statements, returned, spec.types, tables)
         layers = [s.layer for s in block.statements if isinstance(s, Loop) and s.layer is not None]
         read = called([block, *layers], self.emitter.functions)
         functions = [*(f for f in self.emitter.functions if f.reference in read), *layers]

@@ -6,8 +6,24 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from ...proto.types import TensorType
-from .code import CONSTANT, EXTENT, FUNCTION, PARAM, Block, Statement, references
+from .code import CONSTANT, EXTENT, FUNCTION, PARAM, Block, Statement, mark, references
 from .layers import Loop
+
+
+def with_silu(statements: Sequence[Statement], results: Sequence[str]) -> list[Statement]:
+    """The statements, with ``nn.silu(x)`` in place of ``x * nn.sigmoid(x)``, which exporters write as two nodes."""
+    readers = Counter([*results, *(r for s in statements for r in s.reads())])
+    gates = {s.outputs[0]: s for s in statements if s.text.startswith("nn.sigmoid(") and readers[s.outputs[0]] == 1}
+    new = list[Statement]()
+    for statement in statements:
+        factors = [references(t) for t in statement.text.split(" * ")]
+        for a, b in (factors, factors[::-1]) if list(map(len, factors)) == [1, 1] else ():
+            if b[0] in gates and gates[b[0]].text == f"nn.sigmoid({mark(a[0])})":
+                statement.text = f"nn.silu({mark(a[0])})"
+                new.remove(gates[b[0]])
+                break
+        new.append(statement)
+    return new
 
 
 def early(statements: Sequence[Statement], params: Mapping[str, TensorType]) -> list[Statement]:
@@ -33,9 +49,17 @@ def early(statements: Sequence[Statement], params: Mapping[str, TensorType]) -> 
     return [*groups[0], *groups[1]]
 
 
-def scheduled(statements: Sequence[Statement], params: Mapping[str, TensorType]) -> list[Statement]:
-    """The statements, with what is computed from parameters alone right before its only reader."""
-    statements = early(statements, params)
+def scheduled(
+    statements: Sequence[Statement], results: Sequence[str], params: Mapping[str, TensorType]
+) -> list[Statement]:
+    """The statements, with what is computed from parameters alone right before its only reader.
+
+    Args:
+        statements: of one function.
+        results: references that it returns.
+        params: types of parameters by key.
+    """
+    statements = early(with_silu(statements, results), params)
     fixed: set[str] = set()
     readers = Counter(r for s in statements for r in s.reads())
     waiting: dict[str, Statement] = {}

@@ -19,7 +19,9 @@ import onnx.parser
 import pytest
 
 import onnx2jax
+from onnx2jax.errors import UnsupportedError
 from tests.support.helpers import ROOT
+from tests.support.random_blocks import random_network
 
 RNG = np.random.default_rng(0)
 
@@ -97,6 +99,12 @@ CASES = {
         ),
         ("encoder.0",),
         {f"encoder.{i}.query.{n}": normal(*s) for i in range(4) for n, s in (("weight", (6, 6)), ("bias", (6,)))},
+    ),
+    "sigmoid linear units": Case(
+        """silu (float[n] x) => (float[n] y, float[n] z) { a = Sigmoid(x) b = Mul(x, a) c = Sigmoid(b) d = Mul(c, b)
+        y = Add(c, d) z = Sigmoid(y) w = Mul(y, z) unused = Relu(w) }""",
+        (normal(3),),
+        ("nn.silu(x)", "c = nn.sigmoid(b)", "z = nn.sigmoid(y)", " * "),
     ),
     "a traced condition": Case(
         """branches (float[n] x, bool c) => (float[n] y) { y = If(c)
@@ -246,3 +254,67 @@ def test_source_is_formatted_as_ruff_does(folder: Path) -> None:
     ):
         done = subprocess.run([ruff, *command, config, folder], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+REJECTED = {
+    "a shape that depends on values": ("r (float[4] x) => (int64[k, n] y) { y = NonZero(x) }", "NonZero"),
+    "strings": ("r (string[2] x) => (string[2] y) { y = Identity(x) }", "takes arrays of numbers"),
+    "random numbers in each trip": (
+        """r (float[2] x) => (float[2] y) { n = Constant<value_int = 3>() yes = Constant<value = bool {1}>()
+        y = Loop(n, yes, x) <body = b (int64 i, bool go, float[2] s) => (bool on, float[2] t)
+        { on = Identity(go) r = RandomNormalLike(s) t = Add(s, r) }> }""",
+        "random numbers in each trip",
+    ),
+    "trips that are computed, with an output of each": (
+        """r (int64 n, float[2] x) => (float[2] y, float[k, 2] rows) { yes = Constant<value = bool {1}>()
+        y, rows = Loop(n, yes, x) <body = b (int64 i, bool go, float[2] s) => (bool on, float[2] t, float[2] row)
+        { on = Identity(go) t = Add(s, s) row = Identity(t) }> }""",
+        "number of its trips is computed from inputs",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REJECTED)
+def test_what_has_no_source_is_named(name: str) -> None:
+    text, message = REJECTED[name]
+    with pytest.raises(UnsupportedError, match=message):
+        _ = onnx2jax.convert(Case(text, ()).proto).source
+
+
+def test_types_that_safetensors_lacks_are_restored(tmp_path: Path) -> None:
+    text = """packed (float[2, 4] x) => (float[2, 4] y) <float s = {0.5}>
+    { w = DequantizeLinear(q, s) y = MatMul(x, w) }"""
+    weights = {"q": np.arange(-8, 8).reshape(4, 4).astype("int4")}
+    model = onnx2jax.convert(Case(text, (), weights=weights).proto)
+    module = imported(model.to_source(tmp_path))
+    x = normal(2, 4)
+    np.testing.assert_allclose(module.model(module.load_params(), x), model(x), rtol=1e-5)
+
+
+def test_a_decoder_has_a_loop_and_lists_of_caches(tmp_path: Path) -> None:
+    model = onnx2jax.convert(onnx2jax.demo_decoder())
+    module = imported(model.to_source(tmp_path))
+    assert "for i in range(2):" in model.source and "past_key_values_keys[i]" in model.source
+    past = [np.zeros((1, 2, 0, 16), np.float32)] * 4
+    inputs = [np.array([[5, 6, 7]]), np.ones((1, 3), np.int64), *past]
+    for ours, theirs in zip(module.model(module.load_params(), *inputs), model(*inputs), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.extended
+def test_random_networks_and_their_source_agree(tmp_path: Path) -> None:
+    """Two programs for each network, compiled as one; their text is formatted, too."""
+    for seed in range(40):
+        proto, net = random_network(seed)
+        model = onnx2jax.convert(proto)
+        module = imported(model.to_source(tmp_path / f"network{seed}"))
+        x = np.random.default_rng(seed).normal(size=(3, *net.shape("x")[1:])).astype(np.float32)
+        both = jax.jit(lambda p, x, m=model, w=module: [jax.tree.leaves(f(p, x)) for f in (w.model, m.apply)])
+        for ours, theirs in zip(*both(module.load_params(), x), strict=True):
+            assert ours.dtype == theirs.dtype
+            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4, err_msg=f"seed {seed}")
+    ruff = Path(sys.executable).with_name("ruff")
+    done = subprocess.run(
+        [ruff, "format", "--diff", f"--config={ROOT / 'pyproject.toml'}", tmp_path], capture_output=True
+    )
+    assert done.returncode == 0, done.stdout.decode()
