@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from ..errors import known_keywords
+from ..errors import known_keywords, names_list
 from ..ir.graph import Graph
 from ..proto.types import ValueInfo
 from .calls.arguments import by_name
@@ -30,7 +30,7 @@ class Views(Parameters):
 
     @known_keywords
     def cut(self, *, inputs: str | Sequence[str] = (), outputs: str | Sequence[str] = ()) -> Self:
-        """The subgraph between some values of the main graph, as a model.
+        """The subgraph between some values of the main graph, as a model, which ``save`` writes.
 
         Args:
             inputs: values that become inputs; the model's inputs remain if they are still read.
@@ -46,8 +46,14 @@ class Views(Parameters):
         1
         """
         from .changes import parts
+        from .changes.file_part import FilePart
 
-        return parts.with_graph(self, parts.cut(self.graph, inputs, outputs))
+        graph, origin = parts.cut(self.graph, inputs, outputs), self.spec.origin
+        if origin is not None:
+            whole = self.graph if self.spec.source is None else self.spec.source.imported.graph
+            ends = tuple(names_list(inputs)), tuple(v.name for v in graph.outputs)
+            origin = origin.changed(FilePart(*ends, whole))
+        return parts.with_graph(self, graph, origin=origin)
 
     def values(self, /, *args: Any, names: str | Sequence[str] = "*", rng: Any = None, **named: Any) -> dict[str, Any]:
         """The outputs of nodes of the main graph in a call, by name, in graph order; computed by another program.

@@ -143,11 +143,9 @@ def test_numbers_for_an_input_of_unknown_type(number: float | None) -> None:
         np.testing.assert_array_equal(m(m=number, x=ZEROS + 1), [2.5] * 3)
 
 
-@pytest.mark.parametrize("part", ["cut", "replace"])
-def test_saving_a_subgraph_raises_model_error(part: str, tmp_path: Path) -> None:
-    m = onnx2jax.convert(mlp())
-    other = m.cut(outputs=["r"]) if part == "cut" else m.replace({"r": jnp.zeros_like})
-    with pytest.raises(ModelError, match=r"save writes the graph of a file.*extract_model\("):
+def test_saving_replaced_values_raises_model_error(tmp_path: Path) -> None:
+    other = onnx2jax.convert(mlp()).replace({"r": jnp.zeros_like})
+    with pytest.raises(ModelError, match=r"save writes the graph of a file.*model\.cut\(inputs="):
         onnx2jax.save(other, tmp_path / "m.onnx")
 
 

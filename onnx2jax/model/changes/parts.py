@@ -14,6 +14,8 @@ from ...proto.types import ValueInfo
 from .rebatch import group_of, within_groups
 
 PRIVATE: Final = "onnx2jax.model"
+PASSED: Final = "{}/replaced by an input"
+"""What an output of a node is called where an input of a part has its name."""
 
 
 def with_graph(model: Any, graph: Graph, static: Mapping[str, Any] | None = None, **fields: Any) -> Any:
@@ -49,7 +51,7 @@ def _without(given: Sequence[str], node: Node) -> Node:
     """The node with its given outputs renamed; it stays for another output."""
     if set(given).isdisjoint(node.outputs):
         return node
-    return replace(node, outputs=tuple(f"{n}/replaced by an input" if n in given else n for n in node.outputs))
+    return replace(node, outputs=tuple(PASSED.format(n) if n in given else n for n in node.outputs))
 
 
 def _hint(graph: Graph, unknown: Sequence[str], values: Iterable[str]) -> str:

@@ -83,7 +83,7 @@ class Rewriting:
             nodes += (node, *(_message(self.added[o]) for o in node.output if o in self.added))
         del graph.node[:]
         graph.node.extend(nodes)
-        _drop_unread(graph)
+        drop_unread(graph)
 
     def _write_nodes(self, graph: Any) -> None:
         for node, name in zip(graph.node, node_names(graph.node), strict=True):
@@ -155,9 +155,9 @@ def _is_constant(node: Any) -> bool:
     return (normal_domain(node.domain), node.op_type) == ("", "Constant")
 
 
-def _drop_unread(graph: Any) -> None:
+def drop_unread(graph: Any) -> None:
     """Remove initializers and Constant nodes that nothing reads, and what is said of values that are gone."""
-    read = {v.name for v in (*graph.output, *graph.input)} | set(_reads(graph))
+    read = {v.name for v in (*graph.output, *graph.input)} | set(names_read(graph))
     read |= {e.value for a in graph.quantization_annotation for e in a.quant_parameter_tensor_names}
     keep(graph.initializer, lambda t: t.name in read)
     keep(graph.sparse_initializer, lambda t: t.values.name in read)
@@ -168,10 +168,10 @@ def _drop_unread(graph: Any) -> None:
     keep(graph.quantization_annotation, lambda a: a.tensor_name in made)
 
 
-def _reads(graph: Any) -> Iterator[str]:
+def names_read(graph: Any) -> Iterator[str]:
     """Names that nodes of a graph, and of those inside, read."""
     for node in graph.node:
         yield from node.input
         for inner in subgraphs(node):
-            yield from _reads(inner)
+            yield from names_read(inner)
             yield from (v.name for v in inner.output)

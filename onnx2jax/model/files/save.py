@@ -130,8 +130,8 @@ def _opened(model: Any, params: Mapping[str, Any] | None, state: Any) -> tuple[O
         if model.origin is None:
             ends = [v.name for v in model.inputs], [v.name for v in model.outputs]
             raise ModelError(
-                "save writes the graph of a file, and model.cut, values and replace create another graph. For a part "
-                f"of a file: onnx.utils.extract_model('model.onnx', 'part.onnx', {ends[0]}, {ends[1]})"
+                "save writes the graph of a file, and model.values and replace create another graph. For a part "
+                f"of a file: model.cut(inputs={ends[0]}, outputs={ends[1]})"
             )
         opened = model.origin.open()
         values |= model.changed() if state is None else model.changed(state)

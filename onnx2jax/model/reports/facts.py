@@ -11,10 +11,9 @@ import numpy as np
 from ...checker.check import check_message
 from ...checker.report import Finding
 from ...errors import InputTypeError
-from ...eval.abstract import Extents, abstract_values
+from ...eval.inferred import inferred_types
 from ...eval.values import to_host
 from ...ir.graph import Graph
-from ...proto.types import TensorType
 from ...proto.walk import tensors
 from ..changes.parts import node_outputs
 from .profile import Profile
@@ -23,8 +22,6 @@ from .verification import Verification
 
 MOST_BYTES: Final = 1 << 31
 """Parameters of more bytes in all have no histograms: they would all be read."""
-EXTENTS: Final = 1009
-"""Free extents are prime numbers from here on, in two evaluations, to recognise them in the shapes of inner values."""
 
 
 @dataclass(frozen=True)
@@ -117,46 +114,7 @@ def _types(model: Any, costs: Summary | None) -> dict[str, str]:
     free = any(not isinstance(d, int) for v in (*model.inputs, *model.optional.values()) for d in v.shape or (None,))
     if costs is not None and not free:
         return {n: t for node in costs.nodes for n, t in node.outputs.items()}
-    return inferred(model.graph)
-
-
-def inferred(graph: Graph) -> dict[str, str]:
-    """The types of a graph's values as text, with dimension variables, by two abstract evaluations."""
-    first, second = Extents(0, EXTENTS), Extents(1, EXTENTS)
-    ones = abstract_values(graph, first)
-    twos = abstract_values(graph, second) if first else ones
-    return {
-        name: str(TensorType(np.dtype(one.dtype), tuple(map(_Extent(first, second), one.shape, twos[name].shape))))
-        for name, one in ones.items()
-        if name in twos and len(one.shape) == len(twos[name].shape)
-    }
-
-
-@dataclass(frozen=True)
-class _Extent:
-    """An extent as an expression of one dimension variable, from its values for two extents of it."""
-
-    first: Extents
-    second: Extents
-
-    def __call__(self, one: int, two: int) -> int | str | None:
-        if one == two:
-            return one
-        for name, a in self.first.items():
-            b = self.second.get(name, a)
-            if ", axis " in name or name.startswith("trips of ") or a == b:
-                continue
-            if (one, two) == (a, b):
-                return name
-            factor, rest = divmod(one - two, a - b)
-            if not rest and factor > 0:
-                more = one - factor * a
-                text = f"{factor}*{name}" if factor > 1 else name
-                return f"{text}{more:+d}" if more else text
-            for k in (2, 4, 8, 16, 32, 64):
-                if (one, two) == (-(-a // k), -(-b // k)):
-                    return f"{name}/{k}"
-        return None
+    return {name: str(kind) for name, kind in inferred_types(model.graph).items()}
 
 
 def declared_types(graph: Graph) -> dict[str, str]:

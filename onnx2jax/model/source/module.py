@@ -17,6 +17,7 @@ from ... import compat
 from ...errors import UnsupportedError
 from ...eval.abstract import without_data
 from ...eval.values import to_host
+from ...ir import loops
 from ...proto import atomic
 from ...proto.types import TensorType, ValueInfo
 from ..calls.outputs import field_names
@@ -102,6 +103,8 @@ class _Writer:
     def __init__(self, spec: Spec) -> None:
         if spec.settings.dtype is not None or spec.placement is not None:
             raise UnsupportedError("source is of one device and the file's types: convert without dtype= and mesh=")
+        if spec.settings.loop_cond != "onnx" and (ignored := list(loops.ignored_conditions(spec.graph))):
+            raise UnsupportedError(f"{ignored[0]} ends by the condition of its body: source has ONNX's meaning alone")
         self.spec, self.graph = spec, spec.graph
         self.emitter = Emitter(spec.types, lambda key, array: spec.changes.get(key, array), FORMS)
         self.inputs = [*spec.inputs, *spec.optional.values()]

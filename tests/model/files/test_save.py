@@ -35,7 +35,7 @@ from onnx2jax.proto.dtypes import ELEMENT_TYPES
 from onnx2jax.proto.messages import TensorProto as OurTensor
 from onnx2jax.proto.tensors import from_array, to_array, to_field
 from tests.support.killed import killed
-from tests.support.models import mlp, model, value
+from tests.support.models import mlp, model, text_model, value
 from tests.support.official import ROOT, cases
 
 X = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
@@ -656,3 +656,26 @@ def test_equally_sized_buffers_are_written_separately(tmp_path: Path) -> None:
     saved = onnx2jax.convert(onnx2jax.save(onnx2jax.convert(proto, buffers=buffers), tmp_path / "m.onnx"))
     for name in names:
         np.testing.assert_array_equal(saved.params[name], buffers[f"#{name}"])
+
+
+def test_a_part_of_a_model_is_saved_tuned_or_not(tmp_path: Path) -> None:
+    """Types of inner values are inferred, and weights in branches of a node without a name keep theirs."""
+    text = """parts (float[n, 3] x, bool flag) => (float[n, 3] y, float[n, 3] z) <float[3, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9}> {
+        a = MatMul(x, w) lost = Neg(x)
+        b = If (flag) <
+            then_branch = t () => (float[n, 3] r) <float[3] c = {1, 2, 3}> { r = Add(a, c) },
+            else_branch = e () => (float[n, 3] r) { r = Identity(a) } >
+        y = Tanh(b) z = Relu(lost) }"""
+    whole = onnx2jax.convert(text_model(text))
+    x = np.float32([[0.5, 1, -2], [3, 2, 1]])
+    part = whole.cut(inputs="a", outputs="b").with_params({"b.then_branch/c": np.float32([3, 2, 1])})
+    path = onnx2jax.save(part, tmp_path / "part.onnx")
+    session = onnxruntime.InferenceSession(path)
+    feeds = {"a": x, "flag": np.array(True)}
+    assert {i.name: i.shape for i in session.get_inputs()} == {"a": ["n", 3], "flag": []}
+    np.testing.assert_array_equal(session.run(None, feeds)[0], x + np.float32([3, 2, 1]))
+    np.testing.assert_array_equal(onnx2jax.convert(path)(**feeds), part(**feeds))
+    head = onnx2jax.save(whole.cut(outputs="lost").simplified(), tmp_path / "head.onnx")
+    assert [n.op_type for n in onnx2jax.convert(head).graph.nodes] == ["Neg"]
+    joined = onnx2jax.join(whole.cut(outputs="a"), part, {"a": "a"})
+    np.testing.assert_allclose(joined(x, True), x @ np.asarray(whole.params["w"]) + np.float32([3, 2, 1]))
