@@ -78,7 +78,7 @@ def written(arguments: argparse.Namespace, path: Path) -> Path:
             args, named = by_position(model, feeds)
             shown["profile"] = model.profile(*args, calls=PROFILED, **named)
         if arguments.verify:
-            shown["verification"] = model.verify(feeds or None)
+            shown["verification"] = model.verify(*([feeds] if feeds else ()))
         return model.draw(path, inputs=feeds or None, **shown)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...checker.check import check_message
 from ...checker.report import Finding
-from ...errors import InputTypeError
+from ...errors import InputTypeError, OnnxError
 from ...eval.inferred import inferred_types
 from ...eval.values import to_host
 from ...ir.graph import Graph
@@ -74,8 +74,8 @@ def facts(
         notes.append(f"Unsupported: {', '.join(unsupported)}")
     else:
         try:
-            costs = summary(model, inputs, dims)
-        except Exception as e:  # the graph can be shown without
+            costs = summary(model, inputs or {}, dims)
+        except (OnnxError, TypeError, ValueError) as e:  # the graph can be shown without
             lines = str(e).splitlines() or [type(e).__name__]
             hint = "".join(f". {line}" for line in lines[1:] if line.startswith("Extents"))
             hint = hint.replace("model.summary(", "model.draw(path, ")

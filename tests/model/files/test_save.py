@@ -660,7 +660,8 @@ def test_equally_sized_buffers_are_written_separately(tmp_path: Path) -> None:
 
 def test_a_part_of_a_model_is_saved_tuned_or_not(tmp_path: Path) -> None:
     """Types of inner values are inferred, and weights in branches of a node without a name keep theirs."""
-    text = """parts (float[n, 3] x, bool flag) => (float[n, 3] y, float[n, 3] z) <float[3, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9}> {
+    text = """parts (float[n, 3] x, bool flag) => (float[n, 3] y, float[n, 3] z)
+    <float[3, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9}> {
         a = MatMul(x, w) lost = Neg(x)
         b = If (flag) <
             then_branch = t () => (float[n, 3] r) <float[3] c = {1, 2, 3}> { r = Add(a, c) },
