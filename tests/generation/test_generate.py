@@ -363,7 +363,7 @@ def test_programs_for_a_gpu_hoist_and_are_not_stored(monkeypatch: pytest.MonkeyP
         made.append(Passes(*args, **options))
         return made[-1]
 
-    monkeypatch.setattr(loop, "Options", recorded)
+    monkeypatch.setattr(loop, "Passes", recorded)
     monkeypatch.setattr(params, "is_cpu", lambda _: False)
     monkeypatch.setattr(loop.compat, "lowering_platform", lambda _: "cuda")
     decoder = onnx2jax.decoder(onnx2jax.demo_decoder(), cache_dir=tmp_path)

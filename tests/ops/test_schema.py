@@ -15,7 +15,8 @@ import pytest
 import onnx2jax
 from onnx2jax.ir import binding
 from onnx2jax.ops import registry
-from onnx2jax.ops.registry import FIXTURES, LEGACY_HINTS, Operator
+from onnx2jax.ops.description import FIXTURES
+from onnx2jax.ops.registry import LEGACY_HINTS, Operator
 
 Schema = onnx.defs.OpSchema
 Option = Schema.FormalParameterOption
