@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 
-def exports(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def exports(
+    package: str, modules: Mapping[str, str], inner: Sequence[str] = ()
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """The functions ``__getattr__`` and ``__dir__`` of a package (PEP 562).
 
     Args:
         package: its name.
         modules: where each public name is defined, relative to the package.
+        inner: public modules of the package, in which an unknown name is looked for, to say where it is.
     """
     namespace = vars(sys.modules[package])
 
@@ -24,6 +27,8 @@ def exports(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], A
             return value
         if not name.startswith("_") and find_spec(f"{package}.{name}"):
             return import_module(f"{package}.{name}")
-        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        public = () if name.startswith("_") else (import_module(f"{package}.{module}") for module in inner)
+        where = next((f"; it is in {m.__name__}" for m in public if hasattr(m, name)), "")
+        raise AttributeError(f"module {package!r} has no attribute {name!r}{where}")
 
     return find, lambda: sorted({*namespace, *modules})

@@ -156,9 +156,15 @@ def test_the_top_level_is_small() -> None:
     assert len(onnx2jax.__all__) <= 30
 
 
+def test_names_of_inner_modules_are_found() -> None:
+    for name, module in (("InferenceSession", "session"), ("op", "ops"), ("DeviationWarning", "errors")):
+        with pytest.raises(AttributeError, match=f"no attribute '{name}'; it is in onnx2jax.{module}$"):
+            getattr(onnx2jax, name)
+
+
 def test_unknown_names_are_attribute_errors() -> None:
     for name in ("convrt", "_hidden", "__wrapped__"):
-        with pytest.raises(AttributeError, match=f"module 'onnx2jax' has no attribute '{name}'"):
+        with pytest.raises(AttributeError, match=f"module 'onnx2jax' has no attribute '{name}'$"):
             getattr(onnx2jax, name)
 
 
