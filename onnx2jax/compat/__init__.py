@@ -47,6 +47,7 @@ from .topologies import compiles_only as compiles_only
 from .topologies import cuda_topology as cuda_topology
 from .topologies import lowering_platform as lowering_platform
 from .topologies import tpu_topology as tpu_topology
+from .tracing import PLATFORMS as PLATFORMS
 from .tracing import before_repeat as before_repeat
 from .tracing import call_in_64_bits as call_in_64_bits
 from .tracing import forward_only as forward_only
@@ -54,7 +55,10 @@ from .tracing import functions as functions
 from .tracing import has_primitives as has_primitives
 from .tracing import in_64_bits as in_64_bits
 from .tracing import in_a_program as in_a_program
+from .tracing import on_platform as on_platform
 from .tracing import outside as outside
+from .tracing import platform as platform
+from .tracing import platform_dependent as platform_dependent
 from .tracing import primal as primal
 from .tracing import repeated_axes as repeated_axes
 from .tracing import scaled as scaled

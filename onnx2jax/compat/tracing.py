@@ -7,7 +7,8 @@ import importlib
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -190,3 +191,29 @@ def _is_plain(value: Any) -> bool:
     """Whether nothing but shape and dtype is in the type: no symbolic extent, no mesh of the caller's."""
     aval = jax.typeof(value)
     return all(isinstance(d, int) for d in aval.shape) and aval.sharding.mesh.empty
+
+
+_platform: ContextVar[str] = ContextVar("platform", default="")
+PLATFORMS: Final = ("cpu", "cuda", "rocm", "tpu")
+"""The names of platforms in ``lax.platform_dependent``."""
+
+
+@contextmanager
+def on_platform(name: str) -> Iterator[None]:
+    """A context in which programs are traced for one platform; "" for any."""
+    token = _platform.set(name)
+    try:
+        yield
+    finally:
+        _platform.reset(token)
+
+
+def platform() -> str:
+    """The platform for which programs are traced; "" for any."""
+    return _platform.get()
+
+
+def platform_dependent(*operands: Any, default: Callable[..., Any], **forms: Callable[..., Any]) -> Any:
+    """``lax.platform_dependent``, or the form of the platform for which the program is traced."""
+    name = platform()
+    return forms.get(name, default)(*operands) if name else lax.platform_dependent(*operands, default=default, **forms)

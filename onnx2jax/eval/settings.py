@@ -45,6 +45,8 @@ class Settings:
     """The type in which float32 is computed, bfloat16 or float16; None for float32 (see ir/precision.py)."""
     scan_layers: How = None
     """Whether repeated layers are one loop, or calls of one function (see eval/layers.py)."""
+    platform: str = ""
+    """The platform for which programs are traced, a name in ``lax.platform_dependent``; "" for any."""
     annotate: bool = field(default=False, compare=False)
     """Whether profiles also name host nodes, at 1 to 2 us each."""
     cache_dir: Path | None = field(default=None, compare=False)

@@ -51,6 +51,7 @@ def convert(
     optimize: bool | Mapping[str, Sequence[str]] = True,
     cache_dir: str | os.PathLike[str] | bool | None = True,
     background_compile: bool = False,
+    platform: Literal["cpu", "cuda", "rocm", "tpu"] | None = None,
     mesh: Mesh | None = None,
     shardings: Mapping[str, PartitionSpec] | str | Plan | None = None,
     device_configuration: str | None = None,
@@ -121,6 +122,8 @@ def convert(
             and of XLA are equally exact and differ in their last bits. For models on one CPU whose operators NumPy
             has; others compile with their first call, as do models that draw random numbers and calls with
             ``bucket``, ``max_size`` or a mesh. ``model.compile`` waits. A process ends when the thread is done.
+        platform: trace programs for one platform, in its form of each operator, so that their jaxprs have no branches
+            by platform (``lax.platform_dependent``): for ``jax.make_jaxpr`` and what reads jaxprs.
         mesh: devices to run on, from ``jax.make_mesh``. Inputs are sharded along their first axis over the mesh's
             first where it divides the extent; weights are replicated unless ``shardings`` shards them.
         shardings: patterns over the names of weights and inputs, each with a spec over the mesh's axes; the first that

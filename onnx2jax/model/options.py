@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
+from .. import compat
 from ..errors import InputNameError, InputValueError, UnsupportedError, names_list
 from ..eval.settings import Settings
 from ..ir import layers
@@ -53,6 +54,7 @@ class Options(Devices):
     optimize: bool | Mapping[str, Sequence[str]] = True
     cache_dir: str | os.PathLike[str] | bool | None = True
     background_compile: bool = False
+    platform: str | None = None
     mesh: Mesh | None = None
     shardings: Mapping[str, PartitionSpec] | str | Plan | None = None
     device_configuration: str | None = None
@@ -71,6 +73,8 @@ class Options(Devices):
             raise InputNameError(f"loop_cond is {self.loop_cond!r}; it is 'onnx' or 'onnxruntime'")
         if self.scan_layers not in (True, False, "calls", None):
             raise InputValueError(f"scan_layers is {self.scan_layers!r}; it is True, False, 'calls' or None")
+        if self.platform not in (None, *compat.PLATFORMS):
+            raise InputValueError(f"platform is {self.platform!r}; it is one of {', '.join(compat.PLATFORMS)}, or None")
         _ = self.skipped, self.compute_dtype
 
     @cached_property
@@ -130,6 +134,7 @@ class Options(Devices):
             self.skipped or frozenset(),
             self.compute_dtype,
             self.scan_layers,
+            self.platform or "",
             cache_dir=cache_folder.folder(self.cache_dir),
             background=self.background_compile,
         )

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .. import compat
 from ..proto.dtypes import to_dtype
 from .activation import softmax
 from .arrays import accumulator, check_shape, check_shapes, xp
@@ -97,7 +98,7 @@ def _in_use(weights, v, ends):
 
     From ``ends`` [batch, 1, 1, 1] on, weights are 0 and values are not read, whatever they are.
     """
-    return lax.platform_dependent(weights, v, ends, cpu=_finite_or_selected, default=_of_selected)
+    return compat.platform_dependent(weights, v, ends, cpu=_finite_or_selected, default=_of_selected)
 
 
 @_in_use.defjvp

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .. import compat
 from .arrays import accumulator, check_shape, dims, is_known, xp
 from .conv_cpu import channels_last, convolve, kernel_first, multiply_adds
 from .conv_numpy import convolve_numpy
@@ -55,7 +56,7 @@ def conv(x, w, window, groups=1, stretch=()):
     chosen = {n: partial(form, window=window, groups=groups, stretch=stretch) for n, form in forms.items()}
     if jnp.issubdtype(x.dtype, jnp.integer):
         return chosen["cpu"](*_widened(x, w))
-    return lax.platform_dependent(x, w, **chosen)
+    return compat.platform_dependent(x, w, **chosen)
 
 
 def _widened(*operands):

@@ -270,7 +270,7 @@ def _multiplied(data, index, updates):
 def write_slot(cache, new, at, axis, otherwise):
     """A cache with the slice of extent 1 at ``at`` along ``axis`` replaced, except on a CPU by ``otherwise``."""
     on_cpu = functools.partial(with_slot, axis=axis)
-    return lax.platform_dependent(cache, new, at, cpu=on_cpu, default=lambda cache, new, _: otherwise(cache, new))
+    return compat.platform_dependent(cache, new, at, cpu=on_cpu, default=lambda cache, new, _: otherwise(cache, new))
 
 
 def with_slot(cache, new, at, axis):

@@ -38,7 +38,7 @@ def rounded(multiply, a, b):
     }
     if multiply is product and b.ndim == 2 and a.size == a.shape[-1]:
         forms["cuda"] = _row_by_matrix
-    return lax.platform_dependent(a, b, **forms)
+    return compat.platform_dependent(a, b, **forms)
 
 
 def _row_by_matrix(a, b):

@@ -57,6 +57,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .. import compat
 from ..limits import PACKED_ADDED_ROWS, PACKED_LOOP, PACKED_PANEL_ROWS, PACKED_PRODUCT, PACKED_SINGLE_ROWS
 from .arrays import accumulator, widen
 from .linalg import product
@@ -92,7 +93,6 @@ def looked_up(table):
     return values
 
 
-@partial(jax.jit, static_argnames=("bits", "spread", "value"))
 def packed_product(x, packed, scales, zero_points, bits, spread=False, value=integer):
     """x times the transpose of a packed weight. Layers of equal shapes share a trace: until a decoder of 1.1
     billion parameters is ready, 4.4 of 32 s.
@@ -109,6 +109,11 @@ def packed_product(x, packed, scales, zero_points, bits, spread=False, value=int
     Returns:
         [rows, out] of the type in which sums of x are kept: float32 for halves.
     """
+    return _packed_product(x, packed, scales, zero_points, bits, spread, value, compat.platform())
+
+
+@partial(jax.jit, static_argnames=("bits", "spread", "value", "platform"))
+def _packed_product(x, packed, scales, zero_points, bits, spread, value, platform):  # noqa: ARG001  (decides the trace)
     (out, blocks, size), per, work = packed.shape, 8 // bits, accumulator(x.dtype)
     if 0 in (out, blocks, size):
         return jnp.zeros((x.shape[0], out), work)
@@ -116,7 +121,7 @@ def packed_product(x, packed, scales, zero_points, bits, spread=False, value=int
     options: dict[str, Any] = {"bits": bits, "spread": spread, "value": value}
     few = isinstance(x.shape[0], int) and 0 < x.shape[0] <= PACKED_ADDED_ROWS
     width = out if few or spread else max(1, PACKED_PRODUCT // x.shape[1])
-    return lax.platform_dependent(
+    return compat.platform_dependent(
         x, packed, scales, zero_points, cpu=partial(_in_words, **options),
         cuda=partial(_as_it_lies, width=width, by=_added if few else _multiplied, **options),
         default=partial(_as_it_lies, width=out, by=_multiplied, **options),

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .. import compat
 from ..limits import POOL_TAPS, UNROLLED_TAPS
 from .arrays import HALF, argmax, dims, is_known, xp
 from .cast import is_float
@@ -65,7 +66,7 @@ def _pool(x, init, combine, window):
     if combine is lax.max and x.dtype in HALF:
         cpu = functools.partial(_maxima_of_halves, init=init, window=window)
     try:
-        return lax.platform_dependent(x, cpu=cpu, default=default)
+        return compat.platform_dependent(x, cpu=cpu, default=default)
     except jax.errors.InconclusiveDimensionOperation:  # of symbolic extents: which end of a slice comes first
         return _reduce(x, init, combine, window)
 
@@ -99,7 +100,7 @@ def _maxima_jvp(window, primals, tangents):
     elif sum(window.kernel) > UNROLLED_TAPS:
         form = whole
     else:
-        form = functools.partial(lax.platform_dependent, cpu=by_axis, default=whole)
+        form = functools.partial(compat.platform_dependent, cpu=by_axis, default=whole)
     return jax.jvp(form, primals, tangents)
 
 
@@ -209,7 +210,7 @@ def global_average_pool(X):
         ones = jnp.ones(X.shape[2:], X.dtype)
         return lax.expand_dims(lax.dot_general(X, ones / ones.sum(), ((axes, range(len(axes))), ((), ()))), axes)
 
-    return mean(X) if is_known(X) or 0 in X.shape[2:] else lax.platform_dependent(X, cpu=product, default=mean)
+    return mean(X) if is_known(X) or 0 in X.shape[2:] else compat.platform_dependent(X, cpu=product, default=mean)
 
 
 @op("GlobalMaxPool", unsharded=True)

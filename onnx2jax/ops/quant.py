@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 from jax import lax
 
+from .. import compat
 from ..proto.dtypes import FLOAT6, HOST_ONLY, to_dtype
 from .arrays import axis_of, is_known, needs_known, xp
 from .cast import is_integer
@@ -39,7 +40,7 @@ def quotient(x, y):
 
     if x.dtype != np.float32:
         return divided(x, y)
-    return lax.platform_dependent(x, y, cuda=lambda x, y: rounded_quotient(divided(x, y), x, y), default=divided)
+    return compat.platform_dependent(x, y, cuda=lambda x, y: rounded_quotient(divided(x, y), x, y), default=divided)
 
 
 def rounded_quotient(near, x, y):
@@ -195,7 +196,7 @@ def int8_product(a, b):
     On CUDA in bfloat16: XLA's int8 products are twice the result where Triton takes tiles of 16 along the contracted
     axis (jax 0.11.2 on an H100).
     """
-    return lax.platform_dependent(
+    return compat.platform_dependent(
         a, b, cuda=int8_product_in_bfloat16, default=partial(product, dtype=np.dtype("int32"))
     )
 
@@ -252,7 +253,7 @@ def integer_conv(x, w, x_zero_point, w_zero_point, group, **attributes):
         return in_float(x, w)
     # On CPUs layout assignment selects the int8 convolution when it puts channels last; XLA:GPU has none.
     in_integers = partial(signed_conv, zero_points=(x_zero_point, w_zero_point), window=window)
-    return lax.platform_dependent(x, w, tpu=in_integers, default=in_float)
+    return compat.platform_dependent(x, w, tpu=in_integers, default=in_float)
 
 
 def signed_conv(x, w, zero_points, window):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .. import compat
 from ..limits import RECURRENT_UNROLL
 from .activation import sigmoid
 from .arrays import accumulator, check_shape, is_known, widen, xp
@@ -168,7 +169,7 @@ def layer(
         if is_known((states, gates)):
             end, y = on_cpu(states, gates[:, :, d])
         else:
-            end, y = lax.platform_dependent(states, gates[:, :, d], cpu=on_cpu, default=default)
+            end, y = compat.platform_dependent(states, gates[:, :, d], cpu=on_cpu, default=default)
         ends.append(end)
         outputs.append(y)
     Y = xp.swapaxes(xp.stack(outputs, 2), 0, 1) if layout else xp.stack(outputs, 1)

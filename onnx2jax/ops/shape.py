@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .. import compat
 from ..errors import KnownValueError
 from ..limits import TPU_APPENDED
 from ..proto.dtypes import ELEMENT_TYPES, to_code, to_dtype
@@ -137,7 +138,7 @@ def concat(*inputs, axis):
         return np.concatenate(inputs, axis)
     if not _is_appended(*inputs, axis=axis):
         return lax.concatenate(inputs, axis)
-    return lax.platform_dependent(
+    return compat.platform_dependent(
         *inputs, tpu=partial(_append, axis=axis), default=lambda *inputs: lax.concatenate(inputs, axis)
     )
 

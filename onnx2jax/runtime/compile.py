@@ -260,7 +260,7 @@ class Subprogram:
 
     def _trace(self, key: Constants, params: dict[str, Any], values: dict[str, Any], rng: Any) -> list[Any]:
         """The graph's outputs, as jit traces them; known ones become constant outputs."""
-        with compat.enable_x64():
+        with compat.enable_x64(), compat.on_platform(self.settings.platform):
             every, traces = {**params, **_copies(key.params)}, key.caller_traces
             context = Context(every, rng, self.settings, caller_traces=traces, layers=self.layers)
             results = []

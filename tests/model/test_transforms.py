@@ -14,6 +14,7 @@ from onnx import helper
 
 import onnx2jax
 from onnx2jax import compat
+from onnx2jax.errors import InputValueError
 from tests.support.helpers import mesh
 from tests.support.models import mlp, model, value
 
@@ -287,3 +288,17 @@ def test_first_use_inside_a_transformation_leaks_no_tracers(how: str, expected: 
     np.testing.assert_allclose(called(m, t, IMAGES), expected, rtol=1e-4, atol=1e-4)
     state, metrics = tuned.step(tuned.init(), {"x": IMAGES[:, :4]})
     assert np.isfinite(metrics["loss"]) and state.step == 1
+
+
+def test_programs_for_one_platform_have_no_branches_by_platform() -> None:
+    """``make_jaxpr`` of a model shows primitives that every interpreter of jaxprs knows."""
+    model = onnx2jax.convert(onnx2jax.demo_model())
+    x = np.random.default_rng(0).normal(size=(2, 1, 8, 8)).astype(np.float32)
+    here = model.with_options(platform="cpu")
+    with jax.enable_x64(True):
+        texts = [str(jax.make_jaxpr(m)(x)) for m in (model, here)]
+    assert ["platform_index" in text for text in texts] == [True, False]
+    np.testing.assert_allclose(here(x), model(x), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(model.with_options(platform="tpu")(x), model(x), rtol=1e-4, atol=1e-4)
+    with pytest.raises(InputValueError, match="platform is 'gpu'; it is one of cpu, cuda, rocm, tpu"):
+        model.with_options(platform="gpu")

@@ -298,6 +298,7 @@ def test_every_semantic_setting_is_part_of_the_key() -> None:
         "loop_cond": "onnxruntime",
         "max_trips": 3,
         "optimize": False,
+        "platform": "tpu",
         "scan_layers": True,
         "skip": frozenset({"layout_assignment"}),
     }

@@ -171,7 +171,7 @@ def _leaves(X, layout):
         by_masks, rows = partial(_leaves_by_masks, layout=layout, masks=masks), X.shape[0]
         cpu = by_masks if masks.leaves.shape[1] <= FOREST_LEAVES * layout.depth else cpu
         default = default if isinstance(rows, int) and rows * masks.conditions.size > FOREST_CONDITIONS else by_masks
-    return default(X) if cpu is default else lax.platform_dependent(X, cpu=cpu, default=default)
+    return default(X) if cpu is default else compat.platform_dependent(X, cpu=cpu, default=default)
 
 
 def _unrolled(n, step, state):
