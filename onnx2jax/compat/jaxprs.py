@@ -1,4 +1,8 @@
-"""Classes of traced programs, read off one: ``jax.extend.core``, which has them too, imports Pallas."""
+"""Classes of traced programs, read off one.
+
+``jax.extend.core``, which has them too, imports Pallas, for 50 ms; and in JAX 0.12 that adds states to the key of JAX's
+trace caches, so that no signature of a call before is met again.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ Var: Any = type(_variable)
 
 transpose = lax.transpose_p
 """The primitive."""
+Primitive: Any = type(transpose)
 
 
 def evaluated(closed: Any, *args: Any) -> list[Any]:

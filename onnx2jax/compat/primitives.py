@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from jax.extend.core import Primitive
 from jax.interpreters.ad import Zero, primitive_jvps, primitive_transposes
 from jax.interpreters.batching import primitive_batchers
 from jax.interpreters.mlir import lower_fun, register_lowering
+
+from .jaxprs import Primitive
 
 forward_only = Primitive("forward_only")
 """The identity, whose transpose raises what its parameter ``error`` makes.

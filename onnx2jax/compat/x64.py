@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import functools
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.core import ShapedArray
-from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters.ad import Zero, is_undefined_primal, primitive_jvps, primitive_transposes
 from jax.interpreters.batching import primitive_batchers
 from jax.interpreters.mlir import lower_fun, register_lowering
 
 from .config import enable_x64
+from .jaxprs import Primitive, evaluated
 
 in_64_bits = Primitive("in_64_bits")
 in_64_bits.multiple_results = True
@@ -40,7 +41,7 @@ def _of_moving(jaxpr: Any, moving: tuple[int, ...], floating: tuple[int, ...], i
         every = list(inputs)
         for i, value in zip(moving, some, strict=True):
             every[i] = value
-        results = jaxpr_as_fun(jaxpr)(*every)
+        results = evaluated(jaxpr, *every)
         return [results[i] for i in floating], results
 
     return moved
@@ -49,7 +50,7 @@ def _of_moving(jaxpr: Any, moving: tuple[int, ...], floating: tuple[int, ...], i
 # By identity: jit hands out the same jaxpr for the same types, and these hand on theirs.
 @functools.lru_cache(256)
 def _jitted(jaxpr: Any) -> Any:
-    return jax.jit(jaxpr_as_fun(jaxpr))
+    return jax.jit(partial(evaluated, jaxpr))
 
 
 @functools.lru_cache(256)
@@ -99,7 +100,7 @@ def _tangent(jaxpr: Any, moving: tuple[int, ...], floating: tuple[int, ...]) -> 
 @functools.lru_cache(256)
 def _transposed(jaxpr: Any, linear: tuple[int, ...], given: tuple[int, ...]) -> Any:
     """The program that takes the inputs that are not linear, and cotangents of outputs, and gives those of the rest."""
-    function, avals = jaxpr_as_fun(jaxpr), jaxpr.in_avals
+    function, avals = partial(evaluated, jaxpr), jaxpr.in_avals
     known = [i for i in range(len(avals)) if i not in linear]
 
     def transposed(*args: Any) -> Any:
@@ -122,7 +123,7 @@ def _batched(jaxpr: Any, axes: tuple[int | None, ...], size: Any) -> Any:
         a.shape if d is None else (*a.shape[:d], size, *a.shape[d:]) for a, d in zip(jaxpr.in_avals, axes, strict=True)
     ]
     avals = [ShapedArray(s, a.dtype, a.weak_type) for a, s in zip(jaxpr.in_avals, shapes, strict=True)]
-    return _traced(jax.vmap(jaxpr_as_fun(jaxpr), axes), avals)
+    return _traced(jax.vmap(partial(evaluated, jaxpr), axes), avals)
 
 
 def _jvp(primals: Any, tangents: Any, *, jaxpr: Any) -> Any:
@@ -157,7 +158,7 @@ def _batch(args: Any, axes: Any, *, jaxpr: Any) -> Any:
 
 def _lower(ctx: Any, *args: Any, jaxpr: Any) -> Any:
     with enable_x64():
-        return lower_fun(jaxpr_as_fun(jaxpr), multiple_results=True)(ctx, *args)
+        return lower_fun(partial(evaluated, jaxpr), multiple_results=True)(ctx, *args)
 
 
 in_64_bits.def_impl(_impl)
