@@ -66,7 +66,7 @@ def main() -> None:
         on_host(ones), one(ones)
     run = (milliseconds(lambda: on_host(ones)) - milliseconds(lambda: one(ones))) / 10
     print(f"the same nodes on the host: {run:.3f} ms a run, so compiling pays after {compiling / run:.0f} runs")
-    print(f"PATIENCE: 64 trips of them on the host: {64 * run:.0f} ms, compiling the trips: {compiling:.0f} ms")
+    print(f"HOST_TRIPS: 64 trips of them on the host: {64 * run:.0f} ms, compiling the trips: {compiling:.0f} ms")
     for size in (2**5, 2**12, 2**15, 2**20):
         inside, outside = constant(size)
         print(f"LARGEST_CONSTANT: {size} elements: compiled in {inside:.1f} ms, as an argument {outside:.1f} ms")

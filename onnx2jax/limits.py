@@ -32,7 +32,7 @@ MOST_VALUES: Final = 8
 """Values of an input on which a Loop or If specialises before it runs on the host: 8 take a quarter second."""
 MOST_SHAPES: Final = 8
 """Shapes for which a program inside a loop is compiled before it runs on the host: its state grows with every trip."""
-PATIENCE: Final = 64
+HOST_TRIPS: Final = 64
 """Trips of a loop without heavy nodes that run on the host before the others are compiled: 64 trips of 20 nodes take
 16 ms, half of what compiling takes, and most loops end before."""
 MOST_FUSED: Final = 800

@@ -89,8 +89,8 @@ def _trace_context() -> Callable[[], Hashable]:
         return lambda: (_options(jax.config), jax.config.jax_enable_x64, context_mesh())  # type: ignore[attr-defined]
 
 
-def watches() -> bool:
-    """Whether JAX is to look at what each operation gives."""
+def checks_values() -> bool:
+    """True if debug_nans, debug_infs or disable_jit is set."""
     return any(getattr(jax.config, f"jax_{name}") for name in ("debug_nans", "debug_infs", "disable_jit"))
 
 

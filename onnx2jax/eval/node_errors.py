@@ -99,7 +99,7 @@ def refuse_special_values(outputs: Sequence[ValueInfo], results: Sequence[Any]) 
     Raises:
         FloatingPointError: an output has such a value.
     """
-    for output, result in zip(outputs, results, strict=False) if compat.watches() else ():
+    for output, result in zip(outputs, results, strict=False) if compat.checks_values() else ():
         if isinstance(result, np.ndarray) and (what := compat.refused_value(result)):
             raise FloatingPointError(
                 f"invalid value ({what}) in output {output.name!r}; to find its node, look at model.values(...)"

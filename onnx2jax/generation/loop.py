@@ -164,7 +164,7 @@ class Programs:
     def _by_layers(self, key: Any, function: Any, donate: Sequence[int], *args: Any) -> Callable[..., Any] | None:
         """A function of the weights as sections bound to these; None if it is compiled as one program."""
         target = self._target
-        if target is None or compat.watches() or self.steps.model.settings.scan_layers != "calls":
+        if target is None or compat.checks_values() or self.steps.model.settings.scan_layers != "calls":
             return None
         signature = ("layers", *key, compat.trace_context(), _signature(args))
         if signature not in self._compiled_programs:

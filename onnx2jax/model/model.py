@@ -403,7 +403,7 @@ class Model(Views, Exports):
 
     def _naming_nodes(self, values: Mapping[str, Any], rng: Any) -> AbstractContextManager[None]:
         """Names the node that computes a value which ``jax.debug_nans`` or ``debug_infs`` refuses."""
-        if not compat.watches():
+        if not compat.checks_values():
             return nullcontext()
         from .reports.special_values import naming_their_node
 

@@ -166,7 +166,7 @@ class Runtime:
             bound: the one program that ran; None if there were several, or host nodes.
         """
         spec, program = self.spec, self.program
-        if key is None or not isinstance(program, Program) or compat.watches():
+        if key is None or not isinstance(program, Program) or compat.checks_values():
             return
         if spec.graph.draws or spec.bucket or spec.max_size or spec.placement is not None:
             return
@@ -205,7 +205,7 @@ class Runtime:
     def evaluated(self, key: Signature | None, values: Mapping[str, Any], as_numpy: bool) -> tuple[Any, ...] | None:
         """The outputs of a call by NumPy; None if its program is compiled, or the call has to wait for it."""
         spec, program = self.spec, self.program
-        if self.background is None or key is None or not isinstance(program, Program) or compat.watches():
+        if self.background is None or key is None or not isinstance(program, Program) or compat.checks_values():
             return None
         if spec.graph.draws or spec.graph.differentiates or spec.bucket or spec.max_size or spec.placement is not None:
             return None

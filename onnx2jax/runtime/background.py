@@ -22,7 +22,7 @@ from ..eval.values import to_host
 from ..ir.graph import Graph, Node
 from ..progress import hidden
 
-PATIENCE: Final = 2.0
+WAIT_SECONDS: Final = 2.0
 """Seconds that a first call is evaluated before compilation starts beside it."""
 MOST_IN_XLA: Final = 0.3
 """Seconds in operators without NumPy implementation, each of which XLA compiles, after which a call is compiled."""
@@ -122,7 +122,7 @@ def _evaluated(
             call.is_over |= in_xla > MOST_IN_XLA
         if call.is_over:
             raise _Over
-        if now - start > PATIENCE:
+        if now - start > WAIT_SECONDS:
             call.start(compiled)
         for name in node.reads:
             if last[name] is node and name not in kept:

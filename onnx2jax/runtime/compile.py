@@ -154,7 +154,7 @@ class Subprogram:
         """The signature of a call and its arrays; None if no optimised program supports the call."""
         if x32 or not self.settings.optimize or not isinstance(params, DeviceParams):
             return None, []
-        if params.device is None or compat.watches() or not compat.context_mesh().empty:
+        if params.device is None or compat.checks_values() or not compat.context_mesh().empty:
             return None, []
         inputs: Any = tuple(values)
         leaves = list(values.values())
@@ -286,7 +286,7 @@ class Subprogram:
                 f"{self.graph.name!r} was compiled {self.compiles} times ({self.seconds:.1f} s so far): {name!r} came "
                 f"in {len(shapes)} {what}, such as {', '.join(sorted(shapes)[:3])}. Fix its free dimensions with "
                 "convert(..., dims={'name': n}), or pad it: convert(..., bucket={'name': [64, 128, 256]}); "
-                "to hear of it later: convert(..., warn_after=n)",
+                "to raise the threshold: convert(..., warn_after=n)",
                 RecompilationWarning,
                 stacklevel=2,
             )

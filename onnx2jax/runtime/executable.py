@@ -21,7 +21,7 @@ from .memory import trim_heap
 from .numpy_executor import NumpyProgram, numpy_program, without_warnings
 from .params import DeviceParams
 
-MUCH: Final = 1 << 26
+TRIM_BYTES: Final = 1 << 26
 """Bytes of hoisted values after which freed memory is given back to the system."""
 
 
@@ -132,7 +132,7 @@ class Executable:
         if hoisted is None:
             with compat.outside(), progress.stage(f"precomputing weights of {self._jitted.__name__}"):
                 hoisted = params.hoisted[self] = self._hoisting.hoisted_arguments(self._names, params)
-            if sum(v.nbytes for v in hoisted) > MUCH:
+            if sum(v.nbytes for v in hoisted) > TRIM_BYTES:
                 trim_heap()  # the parameters they were computed from
         return hoisted
 

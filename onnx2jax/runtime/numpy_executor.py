@@ -39,7 +39,7 @@ _TYPES: Final = frozenset(map(np.dtype, (np.float32, np.float64, np.int32, np.in
 
 _Step = tuple[Callable[..., Any], tuple[int, ...], int]
 """A function, the places of its operands, and that of its result."""
-_MUCH: Final = 4096
+_MOST_ELEMENTS: Final = 4096
 """Elements of a constant that is broadcast before the calls."""
 
 
@@ -96,7 +96,7 @@ class NumpyProgram:
             (result,) = equation.outputs
             step = _function(equation, result in narrow), tuple(map(place, equation.inputs)), place(result)
             (self._before if result in same else self._steps).append(step)
-            if equation.name in ELEMENTWISE and 1 < math.prod(result.aval.shape) <= _MUCH:
+            if equation.name in ELEMENTWISE and 1 < math.prod(result.aval.shape) <= _MOST_ELEMENTS:
                 self._shapes[step[2]] = result.aval.shape
         self._results = list(map(place, outputs))
         made = {e.outputs[0] for e in equations if e.name not in _VIEWS} - same
@@ -217,7 +217,7 @@ def _function(equation: Equation, narrow: bool) -> Callable[..., Any]:
             inner = aligned(equation.inputs[0].aval.shape, shape, params["broadcast_dimensions"])
             if narrow:
                 return lambda x: x.reshape(inner)
-            if math.prod(shape) <= _MUCH:
+            if math.prod(shape) <= _MOST_ELEMENTS:
                 return lambda x: _filled(shape, x.reshape(inner))
         case "reshape" | "squeeze":
             return lambda x: x.reshape(shape)

@@ -38,8 +38,8 @@ class DeviceParams(Mapping[str, Any]):
         self.hoisted: dict[Hashable, list[Any]] = {}
         self.shared = HoistedValues()
         self.callees: dict[Any, Callee] = {}
-        self.elsewhere: dict[Any, DeviceParams] = {}
-        """Some of them on other devices, by pipeline stage."""
+        self.by_stage: dict[Any, DeviceParams] = {}
+        """Parameters of each pipeline stage, on its devices."""
 
     def merged(self, prefix: str, other: DeviceParams, names: Sequence[str]) -> DeviceParams:
         """These parameters and some of another model's, whose names get a prefix."""

@@ -21,7 +21,7 @@ from ..eval.values import is_jax, to_device, to_host, unaliased
 from ..ir import analysis
 from ..ir.graph import Graph, Node
 from ..jaxpr.pipeline import HOST_PASS
-from ..limits import MOST_FUSED, MOST_SHAPES, PATIENCE
+from ..limits import HOST_TRIPS, MOST_FUSED, MOST_SHAPES
 from ..ops.arrays import is_traced
 from ..ops.registry import PADDED, resolve
 from ..proto.dtypes import FLOAT6
@@ -382,7 +382,7 @@ class _Host:
         **attributes: Any,
     ) -> tuple[Any, ...] | None:
         loops, impossible = self._program._loops, self._program._impossible
-        if node in impossible or (trip < PATIENCE and not is_heavy(node)):
+        if node in impossible or (trip < HOST_TRIPS and not is_heavy(node)):
             return None
         captured = {n: around[n] for graph in node.graphs for n in graph.captures}
         given = {f"\0{k}": value for k, value in enumerate(operands)}  # no name of the model's

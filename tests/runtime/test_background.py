@@ -105,7 +105,7 @@ def test_compile_waits() -> None:
 
 
 def test_a_long_first_call_compiles_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "PATIENCE", -1.0)
+    monkeypatch.setattr(background, "WAIT_SECONDS", -1.0)
     model = converted()
     model(IMAGES)
     idle()

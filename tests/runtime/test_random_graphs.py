@@ -66,7 +66,7 @@ def check(proto: onnx.ModelProto, beyond: bool, feeds: list[Feeds], eager: bool,
     model = onnx2jax.convert(proto)
     with pytest.MonkeyPatch.context() as patch:
         if eager:
-            patch.setattr(partition, "PATIENCE", 1)
+            patch.setattr(partition, "HOST_TRIPS", 1)
             patch.setattr(iteration, "MAX_ROWS", 2)
         for f, results in zip(feeds, wanted, strict=True):
             for ours, theirs in zip(model.run(None, f), results, strict=True):

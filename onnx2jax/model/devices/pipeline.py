@@ -190,10 +190,10 @@ class Segment:
         def place(name: str, value: Any) -> Any:
             return put(value, plain(self.placement.of_params({name: value}))[name])
 
-        if self not in params.elsewhere:
+        if self not in params.by_stage:
             own = {n: t for n, t in params.types.items() if n in self.keys}
-            params.elsewhere[self] = DeviceParams(own, params.read, place)
-        return params.elsewhere[self]
+            params.by_stage[self] = DeviceParams(own, params.read, place)
+        return params.by_stage[self]
 
     def bound(
         self, params: Mapping[str, Any], known: Constants, given: Mapping[str, Any] | None, x32: bool

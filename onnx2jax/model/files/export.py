@@ -49,7 +49,7 @@ STEPS: Final = 64
 """The largest number that export tries of which an extent be a multiple."""
 MOST: Final = 16
 """The constraints that export finds by itself."""
-PATIENCE: Final = 20.0
+SEARCH_SECONDS: Final = 20.0
 """Seconds after the first attempt in which another one, with more constraints, may start."""
 _LOGGER: Final = logging.getLogger("onnx2jax.export")
 
@@ -152,11 +152,11 @@ def _with_multiples(
             if note := _fixes(str(e), model.inputs, free, multiples):
                 e.add_note(note)
                 raise
-            deadline = deadline or time.monotonic() + PATIENCE
+            deadline = deadline or time.monotonic() + SEARCH_SECONDS
             if time.monotonic() > deadline:
                 name = min(free.values(), default="height")
                 first.add_note(
-                    f"export looked {PATIENCE:.0f} s for constraints, and found {bounds}: fix a dimension, as in "
+                    f"export looked {SEARCH_SECONDS:.0f} s for constraints, and found {bounds}: fix a dimension, as in "
                     f"dims={{{name!r}: 64}} or --dim {name}=64"
                 )
                 raise first from first.__cause__

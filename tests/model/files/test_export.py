@@ -860,7 +860,7 @@ def test_top_k_of_the_least_of_an_extent_and_a_number(tmp_path: Path) -> None:
 
 
 def test_constraints_are_sought_for_a_limited_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onnx2jax.model.files.export.PATIENCE", -1.0)
+    monkeypatch.setattr("onnx2jax.model.files.export.SEARCH_SECONDS", -1.0)
     text = """<ir_version: 10, opset_import: ["": 21]>
     g (float[1, 1, w] x) => (float[1, 1, u] y) <float[1, 1, 3] k = {1, 2, 3}> { y = Conv(x, k) }"""
     with pytest.raises(UnsupportedError) as e:
