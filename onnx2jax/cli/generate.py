@@ -68,8 +68,7 @@ def _ids(text: str) -> list[int]:
 def _generate(arguments: argparse.Namespace) -> int:
     if arguments.prompt_ids is not None:
         return _print_ids(arguments)
-    with loading(arguments.model):
-        model = decoder(arguments.model, **reading(arguments), cache_dir=arguments.cache_dir, **computing(arguments))
+    model = _decoder(arguments)
     try:
         prompt = model.encode(arguments.prompt)
     except ImportError as error:
@@ -91,13 +90,17 @@ def _generate(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _decoder(arguments: argparse.Namespace) -> Decoder:
+    with loading(arguments.model):
+        return decoder(arguments.model, **reading(arguments), cache_dir=arguments.cache_dir, **computing(arguments))
+
+
 def _print_ids(arguments: argparse.Namespace) -> int:
     try:
         stop = [_ids(s) for s in arguments.stop]
     except argparse.ArgumentTypeError as error:
         arguments.refuse(f"argument --stop: {error}")
-    with loading(arguments.model):
-        model = decoder(arguments.model, **reading(arguments), cache_dir=arguments.cache_dir, **computing(arguments))
+    model = _decoder(arguments)
     tokens = _tokens(model, arguments, arguments.prompt_ids, stop)
     if arguments.json:
         print_json({"tokens": list(tokens)})

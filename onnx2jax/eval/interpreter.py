@@ -301,21 +301,21 @@ def _attributes(node: Node, scope: Scope, context: Context) -> Mapping[str, Any]
     if node.is_plain:
         return node.attributes
     closed = partial(Closure, scope=scope, context=context)
-    return {name: with_graphs(value, closed) for name, value in _actual(node, context)}
+    return {name: with_graphs(value, closed) for name, value in actual_attributes(node, context.call).items()}
 
 
-def _actual(node: Node, context: Context) -> list[tuple[str, Any]]:
+def actual_attributes(node: Node, call: FunctionCall) -> dict[str, Any]:
     """The node's attributes, with references replaced by the caller's values or left out (rules FN-13, FN-14)."""
-    items = []
+    actual = {}
     for name, value in node.attributes.items():
         if isinstance(value, Reference):
-            if value.name not in context.call.attributes:
+            if value.name not in call.attributes:
                 continue
-            value = context.call.attributes[value.name]
+            value = call.attributes[value.name]
             if isinstance(node.target, Operator):
                 value = binding.convert_attributes(node.target, {name: value})[name]
-        items.append((name, value))
-    return items
+        actual[name] = value
+    return actual
 
 
 def fixtures(node: Node, operator: Operator, scope: Scope, context: Context) -> dict[str, Any]:

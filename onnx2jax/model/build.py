@@ -18,7 +18,14 @@ if TYPE_CHECKING:
     from ..sharding.rules import Placement
 
 
-def built(imported: Imported, options: Options, model_type: Any, origin: Origin | None, agreed: Agreement) -> Spec:
+def built(
+    imported: Imported,
+    options: Options,
+    model_type: Any,
+    origin: Origin | None,
+    agreed: Agreement,
+    rewriting: Options | None = None,
+) -> Spec:
     """The spec of an imported model.
 
     Args:
@@ -26,11 +33,12 @@ def built(imported: Imported, options: Options, model_type: Any, origin: Origin 
         model_type: the class Model, for the costs of pipeline stages.
         origin: its file.
         agreed: takes what has to be equal in all processes.
+        rewriting: those of the options that have not rewritten the graph yet, where it is derived from a model's.
     """
-    rewritten = options.rewritten(imported)
+    rewritten = (rewriting or options).rewritten(imported)
     options.check_layers(rewritten.graph)
     placed = _placed(rewritten, options, model_type)
-    source = Source(imported, rewritten.graph)
+    source = Source(imported, rewritten.graph) if rewriting is None else None
     spec = Spec.of(rewritten, options, placement=placed, source=source, origin=origin)
     agreed.same(_state(spec))
     return spec
@@ -52,8 +60,10 @@ def with_options(spec: Spec, given: Mapping[str, Any], model_type: Any) -> Spec:
         if spec.source is not None and spec.source.rewritten is spec.graph:
             new = built(spec.source.imported, options, model_type, spec.origin, agreed)
         else:
-            new = _of_derived(spec, options, given, model_type)
-            agreed.same(_state(new))
+            _check_late(spec, given)
+            imported, rewriting = spec.imported(spec.graph), options.only({*given}.intersection((*REWRITING, "static")))
+            options = replace(options, dims=given.get("dims"), bucket=given.get("bucket"))
+            new = built(imported, options, model_type, spec.origin, agreed, rewriting)
     compare_processes(new)
     other = [n for n in spec.changes if n not in new.types or new.types[n] != spec.types.get(n)]
     if other:
@@ -64,8 +74,8 @@ def with_options(spec: Spec, given: Mapping[str, Any], model_type: Any) -> Spec:
     return replace(new, changes=spec.changes)
 
 
-def _of_derived(spec: Spec, options: Options, given: Mapping[str, Any], model_type: Any) -> Spec:
-    """The spec of a graph that was derived from a model's: what rewrote that stays."""
+def _check_late(spec: Spec, given: Mapping[str, Any]) -> None:
+    """Raise UnsupportedError for options that cannot change once a graph is derived from a model's."""
     if late := [n for n in given if n in (*REWRITING, *FILE) and getattr(spec.options, n) != getattr(Options, n)]:
         raise UnsupportedError(
             f"{late[0]}= has rewritten the graph that this model is derived from: change it before, "
@@ -73,11 +83,6 @@ def _of_derived(spec: Spec, options: Options, given: Mapping[str, Any], model_ty
         )
     if late := [n for n in given if n in FILE and given[n] is not None]:
         raise UnsupportedError(f"{late[0]}= is about the graph of a file: pass it to convert, before the graph changes")
-    rewritten = options.only({*given}.intersection((*REWRITING, "static"))).rewritten(spec.imported(spec.graph))
-    options.check_layers(rewritten.graph)
-    placed = _placed(rewritten, options, model_type)
-    options = replace(options, dims=given.get("dims"), bucket=given.get("bucket"))
-    return Spec.of(rewritten, options, placement=placed, origin=spec.origin)
 
 
 def _placed(imported: Imported, options: Options, model_type: Any) -> Placement | None:

@@ -11,11 +11,10 @@ from ...eval.inferred import inferred_types
 from ...ir.graph import Graph
 from ...proto.dtypes import to_code
 from ...proto.messages import ValueInfoProto
-from ...proto.names import node_names
 from ...proto.types import TensorType
 from ...proto.walk import keep, subgraphs
 from .parts import PASSED
-from .rewritten import drop_unread, names_read
+from .rewritten import drop_unread, name_nodes, names_read
 
 
 @dataclass(frozen=True)
@@ -58,9 +57,8 @@ class FilePart:
 
     def _keep_nodes(self, graph: Any) -> set[str]:
         """Remove the nodes that the outputs do not need; returns the names that are read."""
-        for node, name in zip(graph.node, node_names(graph.node), strict=True):
-            if any(True for _ in subgraphs(node)):
-                node.name = name  # weights inside go by it
+        name_nodes(graph)
+        for node in graph.node:
             node.output[:] = [PASSED.format(n) if n in self.inputs else n for n in node.output]
         read, nodes = {*self.outputs}, list[Any]()
         for node in reversed(graph.node):

@@ -86,9 +86,7 @@ class Rewriting:
         drop_unread(graph)
 
     def _write_nodes(self, graph: Any) -> None:
-        for node, name in zip(graph.node, node_names(graph.node), strict=True):
-            if any(True for _ in subgraphs(node)):
-                node.name = name  # weights inside go by it
+        name_nodes(graph)
         constants = self.new.keys()
         keep(graph.node, lambda n: not any(o in self.gone or (_is_constant(n) and o in constants) for o in n.output))
         for node in graph.node:
@@ -166,6 +164,13 @@ def drop_unread(graph: Any) -> None:
     keep(graph.value_info, lambda v: v.name in made)
     made |= {t.name for t in graph.initializer}
     keep(graph.quantization_annotation, lambda a: a.tensor_name in made)
+
+
+def name_nodes(graph: Any) -> None:
+    """Write the names of nodes that hold graphs, by which weights inside are called, before other nodes go."""
+    for node, name in zip(graph.node, node_names(graph.node), strict=True):
+        if any(True for _ in subgraphs(node)):
+            node.name = name
 
 
 def names_read(graph: Any) -> Iterator[str]:

@@ -17,10 +17,9 @@ import jax
 import numpy as np
 
 from ...eval.abstract import UNKNOWN, is_elementwise
-from ...eval.interpreter import Context, FunctionCall, call_of, run_nodes
+from ...eval.interpreter import Context, FunctionCall, actual_attributes, call_of, run_nodes
 from ...eval.known_values import symbolic_results
-from ...ir.binding import convert_attributes
-from ...ir.graph import Function, Graph, Node, Reference
+from ...ir.graph import Function, Graph, Node
 from ...ops.registry import Operator
 from ...proto.mapped import load
 from .calls import NARROW, SEVERAL, Imports, called, check_callable
@@ -170,16 +169,7 @@ class Scope:
 
     def actual(self, node: Node) -> dict[str, Any]:
         """A node's attributes with the caller's values in place of references."""
-        found = {}
-        for name, value in node.attributes.items():
-            if isinstance(value, Reference):
-                if value.name not in self.call.attributes:
-                    continue
-                value = self.call.attributes[value.name]
-                if isinstance(node.target, Operator):
-                    value = convert_attributes(node.target, {name: value})[name]
-            found[name] = value
-        return found
+        return actual_attributes(node, self.call)
 
     def _operator(self, node: Node, context: Context) -> Sequence[Value]:
         attributes = self.actual(node)
