@@ -31,6 +31,7 @@ from .programs import devices_of as devices_of
 from .programs import dump_compiled as dump_compiled
 from .programs import eigen_convolutions as eigen_convolutions
 from .programs import erf as erf
+from .programs import has_int8_kernels as has_int8_kernels
 from .programs import has_narrow_arguments as has_narrow_arguments
 from .programs import has_onednn as has_onednn
 from .programs import has_serial_loops as has_serial_loops
@@ -42,6 +43,7 @@ from .programs import profiled as profiled
 from .programs import scan_constants as scan_constants
 from .programs import synchronous_device as synchronous_device
 from .programs import unwrapped as unwrapped
+from .programs import x86_features as x86_features
 from .topologies import compile_without_device as compile_without_device
 from .topologies import compiles_only as compiles_only
 from .topologies import cuda_topology as cuda_topology

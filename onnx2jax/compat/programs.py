@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
+import platform
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -166,6 +168,21 @@ def jaxlib_release() -> tuple[int, int]:
     """Its first two numbers."""
     major, minor, *_ = jaxlib_version.split(".")
     return int(major), int(minor)
+
+
+@functools.cache
+def x86_features() -> frozenset[str]:
+    """What an x86 processor supports beyond the base, as Linux names it; empty on other processors and systems."""
+    cpu = Path("/proc/cpuinfo")
+    if sys.platform != "linux" or platform.machine() != "x86_64" or not cpu.exists():
+        return frozenset()
+    return frozenset(cpu.read_text().partition("flags")[2].partition("\n")[0].split()) - {":"}
+
+
+def has_int8_kernels() -> bool:
+    """Whether XLA:CPU multiplies int8 fast on this processor: with VNNI or AMX, and assumed where nobody measured."""
+    features = x86_features()
+    return not features or not features.isdisjoint({"avx512_vnni", "avx_vnni", "amx_int8"})
 
 
 def has_onednn() -> bool:

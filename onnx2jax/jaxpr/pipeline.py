@@ -144,6 +144,21 @@ def _onednn(program: Program, _options: Passes) -> Program:
     return call_onednn(program)
 
 
+def _lacks_int8_kernels(program: Program, _options: Passes) -> bool:
+    if compat.has_int8_kernels():
+        return False
+    from .passes.cpu.onednn import multiplies_bytes
+
+    return multiplies_bytes(program)
+
+
+def _int8_in_float32(program: Program, _options: Passes) -> Program:
+    """Multiplies int8 in float32 where the processor has no VNNI. opennsfw in int8: 0.2, with AVX2."""
+    from .passes.cpu.int8_in_float32 import multiply_in_float32
+
+    return multiply_in_float32(program)
+
+
 def _hoist_params(program: Program, options: Passes) -> Program:
     """Hoists parameter-only subexpressions out of the call. MiniLM with int8 weights dequantised: 0.34."""
     from .passes.any.hoist_params import hoist
@@ -193,6 +208,7 @@ PASSES: Final = (
     Pass("layout_assignment", _layout_assignment, _has_convolution),
     Pass("dot_layout", _dot_layout),
     Pass("onednn", _onednn, _multiplies_bytes),
+    Pass("int8_in_float32", _int8_in_float32, _lacks_int8_kernels),
     Pass("hoist_params", _hoist_params, platforms=None),
     Pass("unroll_loops", _unroll_loops, lambda _program, _options: compat.has_serial_loops()),
     Pass("prevent_recompute", _prevent_recompute),

@@ -28,11 +28,8 @@ from __future__ import annotations
 
 import functools
 import math
-import platform
-import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import jax
@@ -191,11 +188,8 @@ def convolution(x: Any, w: Any, strides: Sequence[int], pads: Sequence[tuple[int
 @functools.cache
 def _is_exact() -> bool:
     """Whether oneDNN gives exact sums here: without VNNI its kernels sum pairs of products in 16 bits."""
-    if not (compat.has_onednn() and sys.platform == "linux" and platform.machine() == "x86_64"):
-        return False
-    cpu = Path("/proc/cpuinfo")
-    flags = cpu.read_text().split() if cpu.exists() else []
-    if "avx512_vnni" not in flags or "amx_int8" in flags:  # where XLA has kernels for int8
+    features = compat.x86_features()
+    if not compat.has_onednn() or "avx512_vnni" not in features or "amx_int8" in features:  # XLA has kernels for AMX
         return False
     x, w = np.full((64, 64), -128, np.int8), np.full((64, 64), 127, np.int8)
     try:
