@@ -89,6 +89,7 @@ test-engines: $(VENV)/engines/.installed
 
 bench: $(VENV)/.test
 	$(BIN)/python -m benchmarks.bench $(MODELS)
+	$(if $(MODELS),$(BIN)/python -m benchmarks.passes --models $(MODELS))
 
 bench-newest: $(VENV)/.test
 	$$(ls -d $(VENV)/versions/3.* | sort -V | tail -1)/bin/python -m benchmarks.bench --newest --no-torch $(MODELS)

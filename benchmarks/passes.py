@@ -2,12 +2,15 @@
 
 Below 1 the pass pays. One that gains less than 3 % on the networks it was made for should go. Processor time is stable
 on a busy machine; wall time shows what passes do for idle cores.
+
+``--models`` names files: each is timed with all passes and with ``optimize=False``. One that passes slow down by more
+than a tenth, in processor time and in wall time, fails the command: there a pass is chosen wrongly for the processor.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +24,7 @@ import onnx2jax
 from benchmarks.net import Net
 from onnx2jax.jaxpr import pipeline
 
-from . import networks
+from . import models, networks
 from .harness import Call, Comparison, compare
 from .networks import Network
 from .networks.convolutional import mobilenet_v2, resnet50
@@ -31,6 +34,8 @@ from .networks.transformers import bert
 WITH: Final = "with"
 WITHOUT: Final = "without"
 ROUNDS: Final = 15
+SLOWER: Final = 1.1
+"""The time with all passes over the time without, above which a file counts as slowed down."""
 
 
 class Case(NamedTuple):
@@ -80,6 +85,7 @@ CASES: Final[dict[str, tuple[Case, ...]]] = {
     ),
     "dot_layout": (Case("GPT-2, a step", networks.NETWORKS["gpt2_step"]),),
     "onednn": (Case("ResNet-18 in int8, QDQ", networks.NETWORKS["int8_qdq"]),),
+    "int8_in_float32": (Case("ResNet-18 in int8, QDQ", networks.NETWORKS["int8_qdq"]),),
     "hoist_params": (Case("linear layers, int8 weights", dequantised),),
     "unroll_loops": (Case("linear layers, 4 bits", packed),),
     "prevent_recompute": (Case("ResNet-50", networks.NETWORKS["resnet50"]),),
@@ -140,18 +146,41 @@ def _settled(run: Callable[..., Any], leaves: list[Any]) -> Any:
 
 def row(name: str, case: Case, found: dict[str, Call], rounds: int) -> str:
     """A row of the table: the pass, the network, and time with over time without."""
-    compared: Comparison = compare(found, rounds=rounds, discard=0.02)
-    work, wall = compared.work(WITHOUT, WITH), compared.paired(WITHOUT, WITH).median
+    work, wall = ratios(compare(found, rounds=rounds, discard=0.02))
     return f"| {name} | {case.name}, batch {case.batch} | {work:.2f} | {wall:.2f} |"
 
 
+def ratios(compared: Comparison) -> tuple[float, float]:
+    """Processor time and wall time with passes over those without."""
+    return compared.work(WITHOUT, WITH), compared.paired(WITHOUT, WITH).median
+
+
+def slowed_down(paths: Sequence[Path], rounds: int) -> list[str]:
+    """The names of files that all passes together slow down; prints a row for each file."""
+    slowed = []
+    for name, path in models.found(paths):
+        calls = {}
+        for key, optimize in ((WITH, True), (WITHOUT, False)):
+            model = onnx2jax.convert(path, optimize=optimize)
+            calls[key] = partial(model.run, None, models.inputs(path, model))
+        work, wall = ratios(compare(calls, rounds=rounds, discard=0.02))
+        print(f"| all | {name} | {work:.2f} | {wall:.2f} |", flush=True)
+        slowed += [name] if min(work, wall) > SLOWER else []
+        jax.clear_caches()
+    return slowed
+
+
 def main(given: list[str] | None = None) -> None:
-    """Print the table."""
+    """Print the table; exits with 1 where a file of ``--models`` is slowed down."""
     parser = argparse.ArgumentParser("python -m benchmarks.passes", description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("names", nargs="*", metavar="pass", help=f"these alone: {', '.join(pipeline.NAMES)}")
+    parser.add_argument("--models", nargs="+", type=Path, default=[], help="files, and folders with model.onnx in them")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     options = parser.parse_args(given)
     print("| pass | network | processor time | wall time |\n|---|---|---|---|")
+    if options.models:
+        slowed = slowed_down(options.models, options.rounds)
+        raise SystemExit(f"slower than with optimize=False: {', '.join(slowed)}" if slowed else 0)
     for name in options.names or pipeline.NAMES:
         for case in CASES.get(name, ()):
             with TemporaryDirectory() as folder:

@@ -220,3 +220,19 @@ def test_quick_settings() -> None:
 def test_every_pass_is_measured() -> None:
     assert {*passes.CASES} == {p.name for p in pipeline.PASSES}
     assert {*passes.TRAINING} == {p.name for p in pipeline.TRAINING_PASSES}
+
+
+@pytest.mark.parametrize(("work", "wall", "fails"), [(2.0, 2.0, True), (2.0, 0.9, False), (0.5, 2.0, False)])
+def test_files_that_passes_slow_down_fail_the_command(
+    work: float, wall: float, fails: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken = {passes.WITH: (wall, work), passes.WITHOUT: (1.0, 1.0)}
+
+    def compare(calls: Any, **_: Any) -> harness.Comparison:
+        return harness.Comparison({n: harness.Timing((taken[n][0],), (taken[n][1],)) for n in calls}, (0.0, 0.0))
+
+    monkeypatch.setattr(passes, "compare", compare)
+    with pytest.raises(SystemExit) as exit:
+        passes.main(["--models", str(onnx2jax.demo_model())])
+    assert ("digits" in str(exit.value.code)) is fails
+    assert f"| {work:.2f} | {wall:.2f} |" in capsys.readouterr().out
