@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .generation.files import decoder
     from .generation.sampling import Sampling
     from .ir.file import OnnxFile, read
-    from .jaxpr.portable import portable
+    from .jaxpr.program import portable
     from .model.convert import convert
     from .model.devices.cost import Cost, cost
     from .model.files.exported import ExportedModel, load_exported
@@ -83,7 +83,7 @@ _MODULES: Final = {
     "finetune": "training.finetune",
     "join": "model.files.join",
     "load_exported": "model.files.exported",
-    "portable": "jaxpr.portable",
+    "portable": "jaxpr.program",
     "read": "ir.file",
     "save": "model.files.save",
     "supported": "ops.registry",

@@ -10,15 +10,13 @@ from typing import Any, Final
 import numpy as np
 
 from ..ir.rules import VALUE_FIELDS, used_fields
-from ..ir.signatures import element, type_of
-from ..ir.versions import same_schema
+from ..ir.signatures import element, same_schema, type_of
 from ..ops.registry import LEGACY_HINTS
 from ..proto.dtypes import ELEMENT_TYPES
 from ..proto.external import ExternalFiles
 from ..proto.names import normal_domain
 from ..proto.tensors import EXTERNAL
-from .devices import check_devices
-from .model import check_metadata, check_since
+from .model import check_devices, check_metadata, check_since
 from .report import Note
 from .scopes import Place, places
 

@@ -12,7 +12,7 @@ from ..errors import InputTypeError, ModelError
 from ..ir.file import check_keywords
 from ..model.convert import convert
 from ..model.model import Model
-from ..proto.formats import without_model
+from ..proto.files import without_model
 from .decoder import Decoder
 from .keywords import check_loading
 from .prompts import stop_sequences

@@ -2,8 +2,8 @@
 
 Nothing here evaluates a node; graph analyses (topological order, ancestors, values that must be known) are here.
 
-- ``file``, ``importer``: from a file to a graph, with the help of ``binding``, ``attributes``, ``rules``, ``metadata``
-  and ``training_info``.
+- ``file``, ``importer``: from a file to a graph, with the help of ``binding``, ``attributes``, ``rules`` and
+  ``training_info``.
 - ``graph``: the data structures; ``analysis``, ``derivatives``, ``fingerprint``: analyses of them.
 - ``signatures``: the types that each version of each operator accepts.
 - ``precision``, ``traits``, ``casts``: which values a model computed in bfloat16 or float16 keeps in float32.

@@ -1,10 +1,10 @@
-"""Decodes AttributeProto messages into the values that operators take."""
+"""Decodes attributes into the values that operators take, and metadata, which affects no result, into strings."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import count
-from typing import Any
+from typing import Any, Final
 
 from ..errors import ModelError
 from ..proto.external import ExternalFiles
@@ -69,3 +69,42 @@ def value(a: Any, kind: int, where: str, files: ExternalFiles, graph: Callable[.
 
 def _text(value: bytes) -> str:
     return value.decode("utf-8", "surrogateescape")
+
+
+_IMAGE: Final = {
+    "Image.BitmapPixelFormat": ("Gray8", "Rgb8", "Bgr8", "Rgba8", "Bgra8"),
+    "Image.ColorSpaceGamma": ("Linear", "SRGB"),
+    "Image.NominalPixelRange": ("NominalRange_0_255", "Normalized_0_1", "Normalized_1_1", "NominalRange_16_235"),
+}
+_SPELLING: Final = {text.lower(): text for key, values in _IMAGE.items() for text in (key, *values)}
+"""Canonical spelling of keys and values about images, which are case-insensitive (rule ME-05)."""
+
+
+def metadata(model: Any) -> dict[str, str]:
+    """The metadata_props of a ModelProto and its descriptive fields; the last value of a repeated key."""
+    result = entries(model)
+    for name in ("producer_name", "producer_version", "domain", "doc_string"):
+        if model.HasField(name):
+            result.setdefault(name, getattr(model, name))
+    if model.HasField("model_version"):
+        result.setdefault("model_version", version(model.model_version))
+    return result
+
+
+def entries(message: Any) -> dict[str, str]:
+    """The metadata_props of a message."""
+    result = {}
+    for entry in message.metadata_props:
+        key = _SPELLING.get(entry.key.lower(), entry.key)
+        result[key] = _SPELLING.get(entry.value.lower(), entry.value) if key in _IMAGE else entry.value
+    return result
+
+
+def version(number: int) -> str:
+    """A model_version as text: a number, or major.minor.patch if the upper 32 bits are set (rule MV-06).
+
+    >>> version(7), version(0x0001000200000159)
+    ('7', '1.2.345')
+    """
+    number &= 2**64 - 1
+    return f"{number >> 48}.{number >> 32 & 0xFFFF}.{number & 0xFFFFFFFF}" if number >> 32 else str(number)

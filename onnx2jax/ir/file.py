@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from ..errors import InputValueError, unknown_keywords
-from ..proto.detached import Detached
 from ..proto.external import ExternalFiles
 from ..proto.files import label_of, parse, read_bytes
+from ..proto.mapped import Detached
 from ..proto.operator_sets import OperatorSet, read_operator_sets
 from ..proto.skeleton import skeleton
 

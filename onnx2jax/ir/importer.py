@@ -18,10 +18,10 @@ from ..proto.names import inside, node_names, normal_domain
 from ..proto.operator_sets import OperatorSet, find
 from ..proto.tensors import to_array, to_dense
 from ..proto.types import ValueInfo, to_value_info
-from . import attributes, binding, rules, versions
+from . import attributes, binding, rules, signatures
+from .attributes import entries, metadata
 from .derivatives import with_implicit_inputs
 from .graph import Function, Graph, Imported, Node, Reference, Unsupported
-from .metadata import entries, metadata
 
 NEWEST_IR: Final = 14
 DEPTH_LIMIT: Final = 100
@@ -269,7 +269,7 @@ class Importer:
             rules.check_call(node, target, message)
         elif target is not None:
             binding.check(node, target)
-            if text := versions.before_its_definition(node):
+            if text := signatures.before_its_definition(node):
                 if self.strict:
                     raise ModelError(f"{text}; strict=False runs it", rule="OR-09")
                 self.deviations.append(text)
@@ -341,7 +341,7 @@ class Importer:
         with self.guard(where):
             own = binding.opsets(message.opset_import) or own
         nodes, constants = self._nodes(message.node, where, title, own, parameters)
-        self.deviations += versions.deviations(nodes, opsets, where)
+        self.deviations += signatures.deviations(nodes, opsets, where)
         inputs = tuple(map(ValueInfo, message.input))
         outputs = tuple(map(ValueInfo, message.output))
         with self.guard(where):

@@ -8,16 +8,19 @@ programs before and after stand in its module.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, wraps
+from importlib import import_module
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
+import jax
 import numpy as np
 
 from .. import compat, debug
 from ..errors import InputTypeError, InputValueError, OptimizationWarning
-from .program import Branch, Program, branch_for
+from .program import Branch, Program, as_function, branch_for
 
 if TYPE_CHECKING:
     from .passes.any.hoist_params import SplitProgram
@@ -92,6 +95,11 @@ def _has_bytes(program: Program, _options: Passes) -> bool:
     return any(v.aval.dtype in (np.int8, np.uint8) for v in (*program.inputs, *program.constants))
 
 
+def _own_branch(options: Passes) -> Branch:
+    """Chooses the branch of the platform."""
+    return branch_for(options.platform)
+
+
 def _convolution_branch(options: Passes) -> Branch:
     """Chooses the branch of a platform; on a CPU a convolution, which ``layout_assignment`` lowers."""
     if options.platform != "cpu":
@@ -101,123 +109,58 @@ def _convolution_branch(options: Passes) -> Branch:
     return convolution_branch
 
 
-def _dequantize(program: Program, options: Passes) -> Program:
-    """Computes products of dequantised integers in integers. ResNet-18 in int8 (QDQ): 0.45 with VNNI, 0.95 without."""
-    from .passes.any.dequantize import multiply_integers
+def _imported(module: str, name: str, *arguments: Callable[[Passes], Any]) -> Callable[[Program, Passes], Program]:
+    """A function of a module of ``passes``, imported when it first runs; its further arguments follow from options."""
 
-    return multiply_integers(program, _convolution_branch(options))
+    def rewrite(program: Program, options: Passes) -> Program:
+        function = getattr(import_module(f"{__package__}.passes.{module}"), name)
+        return function(program, *(argument(options) for argument in arguments))
 
-
-def _fold_batchnorm(program: Program, options: Passes) -> Program:
-    """Folds scales behind convolutions into their weights. MobileNetV2: 0.95; ResNet-50: 0.965."""
-    from .passes.any.fold_batchnorm import fold
-
-    return fold(program, _convolution_branch(options))
-
-
-def _layout_assignment(program: Program, options: Passes) -> Program:
-    """Puts images channels last and lowers each convolution in its fastest way. ResNet-50: 0.5; MobileNetV2: 0.2."""
-    from .passes.cpu.layout_assignment import assign_layouts
-
-    return assign_layouts(program, onednn=options.onednn)
-
-
-def _dot_layout(program: Program, _options: Passes) -> Program:
-    """Stores weights as [out, in] that one row is multiplied by. A decoding step of GPT-2: 0.93."""
-    from .passes.cpu.dot_layout import transpose_row_weights
-
-    return transpose_row_weights(program)
-
-
-def _multiplies_bytes(program: Program, options: Passes) -> bool:
-    if not options.onednn:
-        return False
-    from .passes.cpu.onednn import multiplies_bytes
-
-    return multiplies_bytes(program)
-
-
-def _onednn(program: Program, _options: Passes) -> Program:
-    """Calls oneDNN for products and convolutions of int8. ResNet-18 in int8: 0.5 (jaxlib 0.10 alone)."""
-    from .passes.cpu.onednn import call_onednn
-
-    return call_onednn(program)
-
-
-def _lacks_int8_kernels(program: Program, _options: Passes) -> bool:
-    if compat.has_int8_kernels():
-        return False
-    from .passes.cpu.onednn import multiplies_bytes
-
-    return multiplies_bytes(program)
-
-
-def _int8_in_float32(program: Program, _options: Passes) -> Program:
-    """Multiplies int8 in float32 where the processor has no VNNI. opennsfw in int8: 0.2, with AVX2."""
-    from .passes.cpu.int8_in_float32 import multiply_in_float32
-
-    return multiply_in_float32(program)
-
-
-def _hoist_params(program: Program, options: Passes) -> Program:
-    """Hoists parameter-only subexpressions out of the call. MiniLM with int8 weights dequantised: 0.34."""
-    from .passes.any.hoist_params import hoist
-
-    return hoist(program, branch_for(options.platform))
-
-
-def _unroll_loops(program: Program, _options: Passes) -> Program:
-    """Unrolls loops of few steps, where loops are serial. A decoder in int4, each layer a call: 0.7 on two cores."""
-    from .passes.cpu.unroll_loops import unroll_loops
-
-    return unroll_loops(program)
-
-
-def _prevent_recompute(program: Program, _options: Passes) -> Program:
-    """Materialises what several equations read. 16 residual blocks of 1x1 convolutions: 0.34; ResNet-50: 0.98."""
-    from .passes.cpu.prevent_recompute import materialise_shared
-
-    return materialise_shared(program)
-
-
-def _microbatch(program: Program, _options: Passes) -> Program:
-    """Splits a large batch of images into microbatches. 8 images by MobileNetV2: 0.59; by ResNet-50: 0.92."""
-    from .passes.cpu.microbatch import split_batch
-
-    return split_batch(program)
-
-
-def _training_layouts(program: Program, _options: Passes) -> Program:
-    """Puts images channels last, forward and backward. A step of MobileNetV2: 0.48; ResNet-50: 0.77; UNet: 0.94."""
-    from .passes.cpu.layout_assignment import assign_training_layouts
-    from .passes.training.train_conv import training_rules
-
-    return assign_training_layouts(program, training_rules(program))
-
-
-def _dot_transpose(program: Program, _options: Passes) -> Program:
-    """Swaps operands of products that are read transposed. Four layers of BERT: 0.93; 128 x 512 alone: 0.52."""
-    from .passes.cpu.dot_layout import swap_transposed
-
-    return swap_transposed(program)
+    return rewrite
 
 
 PASSES: Final = (
-    Pass("dequantize", _dequantize, _has_bytes, platforms=("cpu", "tpu")),
-    Pass("fold_batchnorm", _fold_batchnorm, _has_convolution, platforms=None),
-    Pass("layout_assignment", _layout_assignment, _has_convolution),
-    Pass("dot_layout", _dot_layout),
-    Pass("onednn", _onednn, _multiplies_bytes),
-    Pass("int8_in_float32", _int8_in_float32, _lacks_int8_kernels),
-    Pass("hoist_params", _hoist_params, platforms=None),
-    Pass("unroll_loops", _unroll_loops, lambda _program, _options: compat.has_serial_loops()),
-    Pass("prevent_recompute", _prevent_recompute),
-    Pass("microbatch", _microbatch, lambda program, _: program.has("conv_general_dilated") or program.has("ffi_call")),
+    # Computes products of dequantised integers in integers. ResNet-18 in int8 (QDQ): 0.45 with VNNI, 0.95 without.
+    Pass(
+        "dequantize", _imported("any.dequantize", "multiply_integers", _convolution_branch), _has_bytes, ("cpu", "tpu")
+    ),
+    # Folds scales behind convolutions into their weights. MobileNetV2: 0.95; ResNet-50: 0.965.
+    Pass("fold_batchnorm", _imported("any.fold_batchnorm", "fold", _convolution_branch), _has_convolution, None),
+    # Puts images channels last and lowers each convolution in its fastest way. ResNet-50: 0.5; MobileNetV2: 0.2.
+    Pass(
+        "layout_assignment",
+        _imported("cpu.layout_assignment", "assign_layouts", attrgetter("onednn")),
+        _has_convolution,
+    ),
+    # Stores weights as [out, in] that one row is multiplied by. A decoding step of GPT-2: 0.93.
+    Pass("dot_layout", _imported("cpu.dot_layout", "transpose_row_weights")),
+    # Calls oneDNN for products and convolutions of int8. ResNet-18 in int8: 0.5 (jaxlib 0.10 alone).
+    Pass("onednn", _imported("cpu.onednn", "call_onednn"), lambda _program, options: options.onednn),
+    # Multiplies int8 in float32 where the processor has no VNNI. opennsfw in int8: 0.2, with AVX2.
+    Pass(
+        "int8_in_float32",
+        _imported("cpu.int8_in_float32", "multiply_in_float32"),
+        lambda _program, _options: not compat.has_int8_kernels(),
+    ),
+    # Hoists parameter-only subexpressions out of the call. MiniLM with int8 weights dequantised: 0.34.
+    Pass("hoist_params", _imported("any.hoist_params", "hoist", _own_branch), platforms=None),
+    # Unrolls loops of few steps, where loops are serial. A decoder in int4, each layer a call: 0.7 on two cores.
+    Pass("unroll_loops", _imported("cpu.unroll_loops", "unroll_loops"), lambda _program, _: compat.has_serial_loops()),
+    # Materialises what several equations read. 16 residual blocks of 1x1 convolutions: 0.34; ResNet-50: 0.98.
+    Pass("prevent_recompute", _imported("cpu.prevent_recompute", "materialise_shared")),
+    # Splits a large batch of images into microbatches. 8 images by MobileNetV2: 0.59; by ResNet-50: 0.92.
+    Pass(
+        "microbatch",
+        _imported("cpu.microbatch", "split_batch"),
+        lambda program, _: program.has("conv_general_dilated") or program.has("ffi_call"),
+    ),
 )
 """Over the program of a call."""
 TRAINING_PASSES: Final = (
-    Pass("layout_assignment", _training_layouts, _has_convolution),
-    Pass("dot_transpose", _dot_transpose),
+    # Puts images channels last, forward and backward. A step of MobileNetV2: 0.48; ResNet-50: 0.77; UNet: 0.94.
+    Pass("layout_assignment", _imported("cpu.train_conv", "assign_layouts"), _has_convolution),
+    # Swaps operands of products that are read transposed. Four layers of BERT: 0.93; 128 x 512 alone: 0.52.
+    Pass("dot_transpose", _imported("cpu.dot_layout", "swap_transposed")),
 )
 """Over a training step, whose state changes with every call: nothing is hoisted."""
 CONV_LIBRARY: Final = "conv_library"
@@ -262,6 +205,23 @@ def run_training(closed: Any, state: int, options: Passes) -> Any:
     if closed.effects:  # such as a user's jax.debug.print, whose order counts
         return closed
     return _rewritten(TRAINING_PASSES, closed, state, options)[0]
+
+
+def with_passes(function: Callable[..., Any], skip: Collection[str] = ()) -> Callable[..., Any]:
+    """The function with its jaxpr rewritten by the training passes; its first argument is the state.
+
+    Args:
+        function: a training step.
+        skip: names of passes that do not run.
+    """
+
+    @wraps(function)
+    def inside(*args: Any) -> Any:
+        closed, results = jax.make_jaxpr(function, return_shape=True)(*args)
+        program = run_training(closed, len(jax.tree.leaves(args[0])), Passes().skipping(*skip))
+        return jax.tree.unflatten(jax.tree.structure(results), as_function(program)(*jax.tree.leaves(args)))
+
+    return inside
 
 
 def _rewritten(passes: Sequence[Pass], closed: Any, parameters: int, options: Passes) -> tuple[Any, Program | None]:

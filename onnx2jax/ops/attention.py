@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Final, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal
 
 import jax
 import jax.numpy as jnp
@@ -11,14 +12,60 @@ import numpy as np
 from jax import lax
 
 from .. import compat
+from ..limits import ATTENTION_BLOCK, ATTENTION_QUERIES
 from ..proto.dtypes import to_dtype
 from .activation import softmax
 from .arrays import accumulator, check_shape, check_shapes, xp
-from .finite import finite_or
+from .guards import finite_or
 from .indexing import BOUNDS, gather
 from .linalg import rows_of_group
 from .registry import op
-from .row_blocks import block_size, over_blocks
+
+Rows = Callable[[Any], Any]
+"""Of an array that broadcasts to all scores, the part for a block of queries."""
+
+
+def block_size(scores: Sequence[Any]) -> int | None:
+    """The number of queries per block of scores [..., queries, keys]; None if they are computed at once.
+
+    >>> block_size((1, 16, 8192, 8192)), block_size((8, 12, 512, 512))
+    (256, None)
+    """
+    if not all(isinstance(n, int) for n in scores) or math.prod(scores) <= 2 * ATTENTION_BLOCK:
+        return None
+    queries = scores[-2]
+    size = max(ATTENTION_QUERIES, 1 << (max(ATTENTION_BLOCK * queries // math.prod(scores), 1).bit_length() - 1))
+    return size if 2 * size <= queries else None
+
+
+def over_blocks(function: Callable[[Any, Rows], Any], x: Any, size: int) -> Any:
+    """``function(x, rows)`` evaluated for ``size`` queries of x [..., queries, features] at a time.
+
+    Gradients recompute each block. The last block starts early enough to be whole.
+    """
+    queries, count = x.shape[-2], -(-x.shape[-2] // size)
+    last = queries - (count - 1) * size
+
+    def block(operands: tuple[Any, Any]) -> Any:
+        x, start = operands
+
+        def rows(value: Any) -> Any:
+            if np.ndim(value) < 2 or value.shape[-2] == 1:
+                return value
+            if value.shape[-2] != queries:
+                raise ValueError(f"masks must broadcast to [..., {queries} queries, keys], not {value.shape}")
+            return lax.dynamic_slice_in_dim(value, start, size, value.ndim - 2)
+
+        return function(x, rows)
+
+    if last < size:
+        x = jnp.concatenate([x[..., : (count - 1) * size, :], x[..., queries - size :, :]], axis=-2)
+    blocks = jnp.moveaxis(x.reshape(*x.shape[:-2], count, size, x.shape[-1]), -3, 0)
+    starts = np.minimum(np.arange(count, dtype=np.int32) * size, queries - size)
+    y = jnp.moveaxis(lax.map(jax.checkpoint(block, prevent_cse=False), (blocks, starts)), 0, -3)
+    y = y.reshape(*y.shape[:-3], count * size, y.shape[-1])
+    return y if last == size else jnp.concatenate([y[..., : (count - 1) * size, :], y[..., -last:, :]], axis=-2)
+
 
 Precision = Literal[None, 1, 10, 11, 16]  # FLOAT, FLOAT16, DOUBLE, BFLOAT16
 

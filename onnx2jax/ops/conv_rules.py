@@ -7,7 +7,7 @@ A rule is the name of a form and a condition; the first that applies decides, an
     tpu, cuda               Conv and its relatives                      conv.py
     cpu                     Conv on a CPU, and layout assignment        conv_cpu.py
     onednn                  layout assignment, where it may call it     jaxpr/passes/cpu/conv_lowering.py
-    training                layout assignment of a training step        jaxpr/passes/training/train_conv.py
+    training                layout assignment of a training step        jaxpr/passes/cpu/train_conv.py
     int8                    quantised operators, and dequantize         quant.py
     jaxlib 0.10, ...        the vote on XLA:CPU's library               jaxpr/passes/cpu/conv_library.py
 

@@ -31,14 +31,6 @@ _NAMES: Final = {
             IsNaN Less LessOrEqual Log Max Mean Min Mod Mul Neg Not Or Pow Reciprocal Round Scale Sign Sin Sinh Sqrt
             Sub Sum Tan Tanh Where Xor""",
     },
-    "extensions.bert": {
-        "ai.onnx.contrib": "BertTokenizer BertTokenizerDecoder HfBertTokenizer WordpieceTokenizer",
-        "com.microsoft.extensions": "BertTokenizer BertTokenizerDecoder HfBertTokenizer WordpieceTokenizer",
-    },
-    "extensions.bpe": {
-        "ai.onnx.contrib": "BpeDecoder GPT2Tokenizer",
-        "com.microsoft.extensions": "BpeDecoder GPT2Tokenizer",
-    },
     "extensions.images": {
         "ai.onnx.contrib": "DecodeImage EncodeImage",
         "com.microsoft.extensions": "DecodeImage EncodeImage",
@@ -53,6 +45,12 @@ _NAMES: Final = {
             StringJoin StringLength StringLower StringMapping StringRegexReplace StringRegexSplitWithOffsets
             StringSplit StringStrip StringToVector StringUpper VectorToString""",
     },
+    "extensions.tokenizers": {
+        "ai.onnx.contrib": """
+            BertTokenizer BertTokenizerDecoder BpeDecoder GPT2Tokenizer HfBertTokenizer WordpieceTokenizer""",
+        "com.microsoft.extensions": """
+            BertTokenizer BertTokenizerDecoder BpeDecoder GPT2Tokenizer HfBertTokenizer WordpieceTokenizer""",
+    },
     "indexing": {
         "": """
             Compress DynamicSlice Gather GatherElements GatherND OneHot ReverseSequence Scatter ScatterElements
@@ -61,23 +59,18 @@ _NAMES: Final = {
     "linalg": {
         "": "Det Einsum Gemm MatMul",
     },
-    "loss": {
-        "": "NegativeLogLikelihoodLoss SoftmaxCrossEntropyLoss",
-    },
     "microsoft.attention": {
         "com.microsoft": """
-            Attention CausalConvWithState LinearAttention LinearAttentionGate MultiHeadAttention QAttention""",
+            Attention CausalConvWithState LinearAttention LinearAttentionGate MultiHeadAttention PackedAttention
+            PackedMultiHeadAttention QAttention RemovePadding RestorePadding""",
     },
     "microsoft.blocks": {
         "com.microsoft": """
-            HyperConnectionLowRankMix MatMulNBitsQLoRA MoEGroupRouter PackedSparseAttentionIndexerMerge RMSNormRotary
-            RouterGateUpProj SwiGLU""",
+            HyperConnectionLowRankMix MatMulNBitsQLoRA MoE MoEGroupRouter PackedSparseAttentionIndexerMerge QMoE
+            RMSNormRotary RouterGateUpProj SwiGLU""",
     },
     "microsoft.decoder": {
         "com.microsoft": "DecoderAttention DecoderMaskedMultiHeadAttention DecoderMaskedSelfAttention NGramRepeatBlock",
-    },
-    "microsoft.delta": {
-        "com.microsoft": "GatedDeltaNet GatedDeltaNetStateReplay",
     },
     "microsoft.fused": {
         "": "SimplifiedLayerNormalization",
@@ -93,11 +86,8 @@ _NAMES: Final = {
     "microsoft.grouped": {
         "com.microsoft": "GroupQueryAttention",
     },
-    "microsoft.moe": {
-        "com.microsoft": "MoE QMoE",
-    },
     "microsoft.paged": {
-        "com.microsoft": "LongformerAttention PagedAttention SparseAttention",
+        "com.microsoft": "DynamicSparseAttention LongformerAttention PagedAttention SparseAttention",
     },
     "microsoft.position": {
         "com.microsoft": """
@@ -111,13 +101,11 @@ _NAMES: Final = {
             QLinearWhere QuantizeLinear""",
     },
     "microsoft.ragged": {
-        "com.microsoft": "ConvStateReplay VarlenCausalConvWithState VarlenNGramHashMapping",
+        "com.microsoft": """
+            ConvStateReplay GatedDeltaNet GatedDeltaNetStateReplay VarlenCausalConvWithState VarlenNGramHashMapping""",
     },
     "microsoft.recurrent": {
         "com.microsoft": "AttnLSTM",
-    },
-    "microsoft.sparse": {
-        "com.microsoft": "DynamicSparseAttention",
     },
     "microsoft.streams": {
         "com.microsoft": """
@@ -129,9 +117,6 @@ _NAMES: Final = {
             BiasDropout BiasSoftmax BitmaskBiasDropout BitmaskDropout ComplexMul ComplexMulConj
             ConvTransposeWithDynamicPads CropAndResize DynamicTimeWarping FusedMatMulActivation GridSample Irfft
             IsAllFinite Rfft SampleOp TorchEmbedding UnfoldTensor""",
-    },
-    "microsoft.unpadded": {
-        "com.microsoft": "PackedAttention PackedMultiHeadAttention RemovePadding RestorePadding",
     },
     "microsoft.weights": {
         "com.microsoft": """
@@ -162,9 +147,6 @@ _NAMES: Final = {
     },
     "pool": {
         "": "AveragePool GlobalAveragePool GlobalLpPool GlobalMaxPool LpPool MaxPool MaxUnpool",
-    },
-    "preview_training": {
-        "ai.onnx.preview.training": "Adagrad Adam Gradient Momentum",
     },
     "qonnx": {
         "finn.custom_op.general": "BipolarQuant FloatQuant IntQuant Quant Trunc",
@@ -204,6 +186,10 @@ _NAMES: Final = {
     "text": {
         "": "RegexFullMatch StringConcat StringNormalizer StringSplit TfIdfVectorizer",
         "com.microsoft": "MurmurHash3 Tokenizer",
+    },
+    "training": {
+        "": "NegativeLogLikelihoodLoss SoftmaxCrossEntropyLoss",
+        "ai.onnx.preview.training": "Adagrad Adam Gradient Momentum",
     },
     "vision": {
         "": "AffineGrid GridSample ImageDecoder MaxRoiPool NonMaxSuppression RoiAlign",

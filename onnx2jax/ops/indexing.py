@@ -32,8 +32,8 @@ from .arrays import (
     xp,
 )
 from .elementwise import WITHDRAWN
+from .guards import unfolded
 from .registry import Relative, Static, deprecated, op
-from .unfolded import unfolded
 
 BOUNDS = "out-of-range indices raise if known; traced ones read NaN (integers: the extreme of their dtype)"
 _WRITES = "out-of-range indices raise if known; traced ones write nothing"

@@ -11,10 +11,9 @@ from typing import Any, Final
 import numpy as np
 
 from ..errors import ExternalDataError, ExternalDataNotFoundError, InputTypeError
-from .detached import Detached
 from .dtypes import ELEMENT_TYPES
 from .immutable import owned
-from .mapped import LAZY_BYTES, File, sample
+from .mapped import LAZY_BYTES, Detached, File, sample
 
 SHARED_BYTES: Final = 1024
 """raw_data of at least this many bytes is shared with the arrays made of it."""

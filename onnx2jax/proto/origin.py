@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import ModelError
-from .detached import Detached
 from .dtypes import ELEMENT_TYPES
 from .external import ExternalFiles
-from .mapped import load
+from .mapped import Detached, load
 from .messages import ModelProto
 from .tensors import EXTERNAL, from_array, to_array, to_field
 

@@ -14,8 +14,7 @@ from typing import BinaryIO, Final
 
 import numpy as np
 
-from .detached import Detached
-from .mapped import LAZY_BYTES, File
+from .mapped import LAZY_BYTES, Detached, File
 from .messages import TensorProto
 
 LARGE_FILE: Final = 2**22

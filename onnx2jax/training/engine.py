@@ -15,7 +15,7 @@ from jax.tree_util import DictKey, tree_map_with_path
 from .. import compat, progress
 from ..errors import InputError, InputTypeError, KnownValueError
 from ..eval.values import to_device, to_host
-from ..jaxpr.passes.training.train_step import with_passes
+from ..jaxpr.pipeline import with_passes
 from ..model.calls import arguments
 from ..ops.arrays import is_traced
 from ..proto.mapped import load

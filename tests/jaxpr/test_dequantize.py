@@ -72,7 +72,7 @@ LEFT: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] = {
 
 def multiplied(program: Program, platform: str = "cpu") -> Program:
     """The pass, as it runs for a platform."""
-    return pipeline._dequantize(program, pipeline.Passes(platform))
+    return pipeline.PASSES[0].rewrite(program, pipeline.Passes(platform))
 
 
 def programs(name: str, cases: Any, platform: str = "cpu") -> tuple[Any, Any, tuple[Any, ...]]:

@@ -10,8 +10,7 @@ import pytest
 from jax.extend.core import jaxpr_as_fun
 
 import onnx2jax
-from onnx2jax.jaxpr.passes.cpu.layout_assignment import assign_training_layouts
-from onnx2jax.jaxpr.passes.training.train_conv import training_rules
+from onnx2jax.jaxpr.passes.cpu.train_conv import assign_layouts
 from onnx2jax.jaxpr.pipeline import Passes, run_training
 from onnx2jax.jaxpr.program import Program
 from tests.support.models import text_model
@@ -60,4 +59,4 @@ def test_a_dense_network_of_few_pixels_keeps_its_layout() -> None:
     with jax.enable_x64(True):
         for groups, side, is_rewritten in ((1, 4, False), (64, 4, True), (1, 16, True)):
             program = Program.of(step(64, side, groups=groups)[0], 2)
-            assert (assign_training_layouts(program, training_rules(program)) is not program) == is_rewritten
+            assert (assign_layouts(program) is not program) == is_rewritten

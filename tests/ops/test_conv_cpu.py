@@ -14,9 +14,9 @@ from jax import lax
 
 from onnx2jax import compat
 from onnx2jax.ops import conv_cpu
+from onnx2jax.ops.conv_cpu import POINTS, matrices
 from onnx2jax.ops.conv_rules import Problem
 from onnx2jax.ops.window import Window, window_of
-from onnx2jax.ops.winograd import POINTS, matrices
 from tests.support.joined import differences, joined
 
 RNG = np.random.default_rng(0)

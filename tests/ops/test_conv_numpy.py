@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from onnx2jax import compat
-from onnx2jax.ops import conv_numpy
+from onnx2jax.ops import conv
 from onnx2jax.ops.registry import resolve
 from tests.support.joined import differences, joined
 from tests.support.tiers import extended
@@ -76,7 +76,7 @@ def test_convolutions() -> None:
 def test_pieces_meet_without_a_seam(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w = normal(2, 3, 17, 5), normal(4, 3, 3, 3)
     whole = both("Conv", [x, w], {"pads": [1] * 4, "strides": [2, 1]})[0][0]
-    monkeypatch.setattr(conv_numpy, "CACHED", 300)
+    monkeypatch.setattr(conv, "CACHED", 300)
     ((pieces, theirs),) = both("Conv", [x, w], {"pads": [1] * 4, "strides": [2, 1]})
     np.testing.assert_allclose(pieces, whole, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(pieces, theirs, rtol=1e-5, atol=1e-5)

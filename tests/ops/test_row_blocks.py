@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from onnx2jax.ops import row_blocks
+from onnx2jax.ops import attention
 from tests.ops.test_attention import all_cases, call
 from tests.support.helpers import run_op
 from tests.support.joined import differences
@@ -18,13 +18,13 @@ LONG = RNG.standard_normal((2, 4, 7, 6))
 def blocks(monkeypatch):
     """Blocks of two queries, of any attention of four or more."""
     for name, value in {"ATTENTION_BLOCK": 0, "ATTENTION_QUERIES": 2}.items():
-        monkeypatch.setattr(row_blocks, name, value)
+        monkeypatch.setattr(attention, name, value)
 
 
 def at_once_and_by_blocks(monkeypatch, function, *operands):
     at_once = jax.jit(function)(*operands)
     for name, value in {"ATTENTION_BLOCK": 0, "ATTENTION_QUERIES": 2}.items():
-        monkeypatch.setattr(row_blocks, name, value)
+        monkeypatch.setattr(attention, name, value)
     text = str(jax.make_jaxpr(lambda *x: function(*x))(*operands))
     assert "scan[" in text
     return at_once, jax.jit(lambda *x: function(*x))(*operands)
@@ -33,7 +33,7 @@ def at_once_and_by_blocks(monkeypatch, function, *operands):
 def test_cases_by_blocks_of_one_query(monkeypatch):
     at_once = all_cases()
     for name, value in {"ATTENTION_BLOCK": 0, "ATTENTION_QUERIES": 1}.items():
-        monkeypatch.setattr(row_blocks, name, value)
+        monkeypatch.setattr(attention, name, value)
     by_blocks = all_cases()
     assert not differences({case: (by_blocks[case], y) for case, y in at_once.items()}, rtol=1e-12, atol=1e-14)
 
@@ -111,7 +111,7 @@ def test_long_sequences_take_a_tenth_of_the_memory():
 
 
 def test_short_and_symbolic_sequences_are_computed_at_once():
-    assert row_blocks.block_size((1, 32, 1, 2**26)) is None  # a step of a decoder
-    assert row_blocks.block_size((8, 12, 1024, 512)) is None
+    assert attention.block_size((1, 32, 1, 2**26)) is None  # a step of a decoder
+    assert attention.block_size((8, 12, 1024, 512)) is None
     (n,) = jax.export.symbolic_shape("n")
-    assert row_blocks.block_size((1, 16, n, n)) is None
+    assert attention.block_size((1, 16, n, n)) is None

@@ -13,7 +13,7 @@ import pytest
 from onnx import helper
 
 import onnx2jax
-from onnx2jax.jaxpr.passes.training import train_step
+from onnx2jax.jaxpr import pipeline
 from onnx2jax.ops.conv import conv
 from onnx2jax.ops.window import window_of
 from tests.support.models import model, value
@@ -58,13 +58,13 @@ def steps(
 
 def test_passes_that_are_skipped_do_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     ran = list[frozenset[str]]()
-    run_training = train_step.run_training
+    run_training = pipeline.run_training
 
     def recorded(closed: Any, state: int, options: Any) -> Any:
         ran.append(options.skip)
         return run_training(closed, state, options)
 
-    monkeypatch.setattr(train_step, "run_training", recorded)
+    monkeypatch.setattr(pipeline, "run_training", recorded)
     batch = {"x": normal(2, 5, 4), "target": normal(2, 5, 3)}
     steps(sequence_model(), batch, {"skip": ["dot_transpose"]}, count=1)
     assert ran == [frozenset({"dot_transpose"})]
@@ -158,13 +158,13 @@ def test_residuals_saved_by_a_checkpoint_policy() -> None:
     def loss(w: Any, x: Any) -> Any:
         return jnp.sin(conv(x, w, window_of((3, 3), (1, 1)))).sum()
 
-    assert_close(jax.jit(train_step.with_passes(jax.grad(loss)))(w, x), jax.jit(jax.grad(loss))(w, x))
+    assert_close(jax.jit(pipeline.with_passes(jax.grad(loss)))(w, x), jax.jit(jax.grad(loss))(w, x))
 
 
 def test_a_transformed_call_is_not_optimised(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    run = train_step.run_training
-    monkeypatch.setattr(train_step, "run_training", lambda *args: seen.append(args) or run(*args))
+    run = pipeline.run_training
+    monkeypatch.setattr(pipeline, "run_training", lambda *args: seen.append(args) or run(*args))
     batch = {"x": normal(2, 5, 4), "target": normal(2, 5, 3)}
     tuned = onnx2jax.finetune(onnx2jax.convert(sequence_model()), squares, optax.sgd(0.1))
     _, metrics = jax.jit(tuned.step)(tuned.init(), batch)

@@ -13,7 +13,7 @@ from ..attention import heads_of, rotary_embedding
 from ..indexing import BOUNDS, gather
 from ..registry import Static, op, taking
 from . import MICROSOFT
-from .unpadded import restore_padding
+from .attention import restore_padding
 
 _SCALE = "a scale other than 1 is unsupported: onnxruntime documents it but does not implement it"
 _ROTARY = {"interleaved": 0, "num_heads": 0, "rotary_embedding_dim": 0}

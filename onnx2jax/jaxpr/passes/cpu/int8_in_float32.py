@@ -23,7 +23,7 @@ from jax import lax
 
 from ....limits import INT8_ROWS
 from ...program import Equation, Program, expand
-from .onednn import PRODUCTS
+from .onednn import PRODUCTS, multiplies_bytes
 
 SUMMANDS: Final = 2**24 // 2**14
 """Products of two int8 values whose sums float32 holds."""
@@ -31,6 +31,8 @@ SUMMANDS: Final = 2**24 // 2**14
 
 def multiply_in_float32(program: Program) -> Program:
     """The program with products and convolutions of int8 in float32."""
+    if not multiplies_bytes(program):
+        return program
     program = program.inlined()
     constants, equations = dict(program.constants), list[Equation]()
     for equation in program.equations:

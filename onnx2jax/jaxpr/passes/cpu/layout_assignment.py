@@ -53,7 +53,7 @@ class ConvRules(NamedTuple):
     branch: Branch
 
 
-def assign_layouts(program: Program, *, onednn: bool = False) -> Program:
+def assign_layouts(program: Program, onednn: bool = False) -> Program:
     """The program of a call with its images channels last; the same object where it has no convolution.
 
     ``onednn``: whether oneDNN may compute convolutions; not in short programs, which ``run`` loads a second time.
@@ -62,15 +62,11 @@ def assign_layouts(program: Program, *, onednn: bool = False) -> Program:
     def rule(convolutions: Sequence[Equation]) -> Rule:
         return partial(_convolution, onednn and sum(2 * e.convolution.products for e in convolutions) > SHORT)
 
-    return _channels_last(program, ConvRules(rule, _can_lower, convolution_branch), known=program.parameters)
+    return channels_last(program, ConvRules(rule, _can_lower, convolution_branch), known=program.parameters)
 
 
-def assign_training_layouts(program: Program, rules: ConvRules) -> Program:
-    """The same for a training step; what is computed of its state element by element keeps the state's layout."""
-    return _channels_last(program, rules, stays=program.parameters)
-
-
-def _channels_last(program: Program, rules: ConvRules, known: int = 0, stays: int = 0) -> Program:
+def channels_last(program: Program, rules: ConvRules, known: int = 0, stays: int = 0) -> Program:
+    """The program with images channels last, given how many inputs are known, and how many keep their layout."""
     if not program.has("conv_general_dilated"):
         return program
     flat = program.inlined(rules.branch)

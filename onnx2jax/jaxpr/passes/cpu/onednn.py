@@ -54,6 +54,8 @@ def multiplies_bytes(program: Program) -> bool:
 
 def call_onednn(program: Program) -> Program:
     """The program with products and convolutions of int8 as calls of oneDNN; only where ``is_available``."""
+    if not multiplies_bytes(program):
+        return program
     names, constants = dict[Any, Any](), dict(program.constants)
     known = {*program.inputs[: program.parameters]}
     equations: list[Equation] = []

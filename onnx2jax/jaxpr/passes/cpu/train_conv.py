@@ -28,7 +28,7 @@ from ....ops.conv_rules import Problem, lowering
 from ....ops.window import Window, taps
 from ...axis_orders import Value, permuted
 from ...program import CALLS, Equation, Program, branch_for, is_platform_choice
-from ..cpu.layout_assignment import ConvRules, Rule, traced
+from .layout_assignment import ConvRules, Rule, channels_last, traced
 
 
 def _rule(equation: Equation, operands: Sequence[Value]) -> list[Value] | None:
@@ -112,9 +112,10 @@ def _apart(x: Any, window: Window, stretch: tuple[int, ...]) -> Any:
     return lax.pad(x, np.zeros((), x.dtype), ((0, 0, 0), *around, (0, 0, 0)))
 
 
-def training_rules(program: Program) -> ConvRules:
-    """How convolutions of a training step are lowered."""
-    return ConvRules(_chosen, _can_lower, branch_for("cpu") if _hides_choice(program) else _branch)
+def assign_layouts(program: Program) -> Program:
+    """A training step, channels last; what is computed of its state element by element keeps the state's layout."""
+    rules = ConvRules(_chosen, _can_lower, branch_for("cpu") if _hides_choice(program) else _branch)
+    return channels_last(program, rules, stays=program.parameters)
 
 
 def _chosen(convolutions: Sequence[Equation]) -> Rule | None:

@@ -1,1 +1,0 @@
-"""Passes over training steps, whose parameters change with every call."""
