@@ -37,6 +37,8 @@ from .programs import has_onednn as has_onednn
 from .programs import has_serial_loops as has_serial_loops
 from .programs import jaxlib_release as jaxlib_release
 from .programs import load_compiled as load_compiled
+from .programs import lowered_devices as lowered_devices
+from .programs import lowered_key as lowered_key
 from .programs import merges_constants as merges_constants
 from .programs import onednn as onednn
 from .programs import profiled as profiled

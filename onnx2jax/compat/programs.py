@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -98,15 +98,50 @@ def devices_of(compiled: Any) -> list[int]:
     return sorted({device.id for sharding in shardings for device in sharding.device_set})
 
 
-def load_compiled(dumped: Any, device: Any = None) -> Any:
-    """The compiled function, on a device; on the first one when left out."""
+def load_compiled(dumped: Any, *devices: Any) -> Any:
+    """The compiled function, on these devices in the order of its program; on the first one when left out."""
     from jax.experimental import serialize_executable
 
     code, arguments, results = dumped
-    device = device or jax.local_devices()[0]
+    devices = devices or (jax.local_devices()[0],)
     return serialize_executable.deserialize_and_load(
-        code, arguments, results, backend=device.client, execution_devices=[device]
+        code, arguments, results, backend=devices[0].client, execution_devices=devices
     )
+
+
+def lowered_devices(lowered: Any) -> tuple[Any, ...]:
+    """The devices of a lowered function's program, in its order; none where JAX differs."""
+    try:
+        return tuple(lowered._lowering._device_list)
+    except (AttributeError, TypeError):
+        return ()
+
+
+_OF_PROCESS: Final = ("host_callbacks", "keepalive", "ordered_effects", "unordered_effects", "mut")
+"""Arguments of compilation that tie a program to its process."""
+_DECISIVE: Final = (
+    "committed", "context_mesh", "global_in_avals", "global_out_avals", "in_layouts", "in_shardings", "kept_var_idx",
+    "out_layouts", "out_shardings",
+)  # fmt: skip
+"""Arguments of compilation that the module does not show, weak types among them."""
+
+
+def lowered_key(lowered: Any) -> tuple[str, ...] | None:
+    """Texts that decide what a lowered function compiles to, its constants included; None if that is bound to this
+    process, as Python callbacks are, or where JAX differs."""
+    try:
+        lowering, devices = lowered._lowering, lowered_devices(lowered)
+        given = lowering.compile_args
+        if not devices or lowering.const_args or any(given[n] for n in _OF_PROCESS) or jax.process_count() > 1:
+            return None
+        decisive = [lowering._compiler_options_kvs, lowering._donated_invars, *(given[n] for n in _DECISIVE)]
+    except (AttributeError, KeyError, TypeError):
+        return None
+    text = lowered.as_text()
+    if "callback" in text or "onednn" in text:
+        return None
+    kinds = [(d.id, d.platform, d.device_kind) for d in devices]
+    return text, repr(decisive), repr(kinds), devices[0].client.platform_version
 
 
 _making_device = threading.Lock()

@@ -21,6 +21,7 @@ from ..errors import InputValueError
 from ..jaxpr.pipeline import Passes
 from ..runtime.executable import Executable, Kept, compiled_to_keep, unless_configured
 from ..runtime.memory import trim_heap
+from ..runtime.persistent_jit import PersistentJit
 from ..runtime.sections import Sections
 from .cache import Cache
 from .program_folder import ProgramFolder
@@ -175,7 +176,7 @@ class Programs:
                 donated = jax.tree.leaves([places[i] for i in donate])
                 traced = jax.jit(function).trace(weights.types, *types)
                 options = Passes(compat.lowering_platform(target), self.steps.model.settings.skip)
-                sections = Sections.of(traced, sorted(weights.types), target, options, donated)
+                sections = Sections.of(traced, sorted(weights.types), target, options, donated, self.folder.store)
             self.compilations += sections is not None
             bound = None if sections is None else partial(sections, sections.hoisted(weights))
             self._compiled_programs[signature] = bound
@@ -217,12 +218,12 @@ class Programs:
     def _compiled(self, signature: Any, jitted: Any, *args: Any) -> Callable[..., Any]:
         """The compiled function, loaded from ``cache_dir`` if another process has stored it."""
         if self._target is None or (path := self.folder.path(*signature)) is None:
-            return jitted
+            return PersistentJit(jitted, self.folder.store)  # traced, but not compiled again
         if kept := self.folder.read(path):
             return unless_configured(kept.compiled, jitted)
         compiled, dumped = compiled_to_keep(jitted, *args)
         self.folder.write(path, None if dumped is None else Kept(None, None, dumped))
-        return jitted if compiled is None else unless_configured(compiled, jitted)
+        return PersistentJit(jitted, self.folder.store) if compiled is None else unless_configured(compiled, jitted)
 
     def _hoist(self, signature: Any, function: Any, in_loop: bool, *args: Any) -> Any:
         """A function of the weights optimised for their device, and its hoisted parameter-only subexpressions."""
@@ -240,7 +241,8 @@ class Programs:
         with compat.enable_x64():
             types = jax.tree.map(lambda v: jax.ShapeDtypeStruct(np.shape(v), v.dtype), args)
             skip = self.steps.model.settings.skip | _skipped(in_loop)
-            options = Passes(compat.lowering_platform(target), skip, portable=path is not None)
+            portable = path is not None and self.folder.is_portable
+            options = Passes(compat.lowering_platform(target), skip, portable=portable)
             executable = Executable(jitted, None, weights.types, *types, options=options, kept=kept)
             hoisted = executable.hoisted(weights)
         if kept is None and len(warned) == before:  # a loaded program would not repeat the warning

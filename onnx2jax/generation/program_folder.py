@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from ..ir.fingerprint import fingerprint
 from ..model.model import Model
-from ..runtime.cache_folder import is_users
 from ..runtime.executable import Kept
 from ..runtime.program_cache import Entry, Store
 from .graphs import compiled_models
@@ -20,13 +19,16 @@ OWN_PREFIX: Final = f"{__name__.split('.')[0]}."
 
 
 class ProgramFolder:
-    """The persistent program cache of one decoder; inactive without a ``cache_dir``, and off a single CPU."""
+    """The persistent program cache of one decoder; inactive without a ``cache_dir``."""
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
-        folder = steps.model.settings.cache_dir
-        # Not in the user's own folder: stored, programs call no oneDNN, which someone has to ask for.
-        self._store = None if folder is None or is_users(folder) else Store(folder)
+        self.store = Store.of(steps.model.settings.cache_dir)
+
+    @property
+    def is_portable(self) -> bool:
+        """Whether programs are compiled so that all can be stored, without oneDNN: in a folder that a user names."""
+        return self.store is not None and not self.store.is_users
 
     @cached_property
     def fingerprint(self) -> str | None:
@@ -48,19 +50,19 @@ class ProgramFolder:
             *key: strings, numbers, types, functions, tuples of these, and the folders of other decoders that the
                 program uses.
         """
-        if self._store is None or not self._steps.weights.on_one_cpu or self.fingerprint is None:
+        if self.store is None or not self._steps.weights.on_one_cpu or self.fingerprint is None:
             return None
         parts = [_key_text(part) for part in key]
-        return None if None in parts else self._store.path(self.fingerprint, *parts)
+        return None if None in parts else self.store.path(self.fingerprint, self.is_portable, *parts)
 
     def read(self, entry: Entry | None) -> Kept | None:
         """The stored program of an entry, or None."""
-        return None if entry is None or self._store is None else self._store.read(entry)
+        return None if entry is None or self.store is None else self.store.read(entry)
 
     def write(self, entry: Entry | None, kept: Kept | None) -> None:
         """Stores a program; does nothing without an entry or a program."""
-        if entry is not None and kept is not None and self._store is not None:
-            self._store.write(entry, kept)
+        if entry is not None and kept is not None and self.store is not None:
+            self.store.write(entry, kept)
 
 
 def _fingerprint(model: Model, types: Mapping[str, Any]) -> str | None:

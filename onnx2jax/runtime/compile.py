@@ -30,6 +30,7 @@ from .jitted import Jitted
 from .mesh_mode import call_serially, in_auto_axes
 from .output_sizes import refuse_outputs_beyond_memory
 from .params import DeviceParams, device_of, is_cpu
+from .persistent_jit import PersistentJit
 from .program_cache import Store
 from .sections import Sections
 from .specialise import NeedsHost, Specialisation
@@ -86,7 +87,8 @@ class Subprogram:
 
         trace = in_auto_axes(traced, batch=2)
         trace.__name__ = re.sub(r"\W", "_", self.graph.name) or "onnx_model"  # profiles and jaxprs show it
-        return jax.jit(trace, static_argnums=0)
+        jitted = jax.jit(trace, static_argnums=0)
+        return jitted if foreign else PersistentJit(jitted, Store.of(self.settings.cache_dir), static=1)
 
     def __call__(
         self,
@@ -204,25 +206,26 @@ class Subprogram:
         args, jitted = (self._own_params(params.types), dict(values), rng), self._jitted(False)
         device = device_of((*leaves, *(params[k] for k in list(args[0])[:1])))
         options = Passes("" if device is None else compat.lowering_platform(device), self.settings.skip)
+        store = Store.of(self.settings.cache_dir)
         if self.settings.scan_layers == "calls" and device is not None:
-            sections = Sections.of(jitted.trace(constants, *args), sorted(args[0]), device, options)
+            traced = jitted.trace(constants, *args)
+            sections = Sections.of(traced, sorted(args[0]), device, options, store=store)
             if sections is not None:
                 return sections
-        store = Store(self.settings.cache_dir) if self.settings.cache_dir and is_cpu(device) else None
         by_type = self._keys.keys() & params.types.keys()
-        meaning = fingerprint(self.graph, by_type, self.settings) if store else None
+        meaning = fingerprint(self.graph, by_type, self.settings) if store and is_cpu(device) else None
         types = [(v.shape, v.dtype, getattr(v, "weak_type", False)) for v in leaves]
         structure = jax.tree.structure((dict(values), rng))
         key = meaning, constants, structure, types, sorted(args[0].items()), store and store.is_users
         entry = store.path(*key) if store and meaning else None
         if store is None or entry is None:
-            return Executable(jitted, constants, *args, options=options)
+            return Executable(jitted, constants, *args, options=options, store=store)
         options = replace(options, portable=not store.is_users)
         if kept := store.read(entry, as_numpy=as_numpy):
             self.compiles += 1
             return Executable(jitted, constants, *args, options=options, kept=kept)
         warned = len(self.settings.warned)
-        executable = Executable(jitted, constants, *args, options=options)
+        executable = Executable(jitted, constants, *args, options=options, store=store)
         if len(self.settings.warned) == warned:  # another process would not repeat the warning
             try:
                 new = executable.kept(params, leaves)

@@ -20,6 +20,7 @@ from .inline_dispatch import bound, is_inline, synchronous
 from .memory import trim_heap
 from .numpy_executor import NumpyProgram, numpy_program, without_warnings
 from .params import DeviceParams
+from .program_cache import Store, load_or_compile
 
 TRIM_BYTES: Final = 1 << 26
 """Bytes of hoisted values after which freed memory is given back to the system."""
@@ -48,8 +49,8 @@ class Kept:
         if self.code is None:
             return self
         is_inline = self.is_inline and as_numpy
-        device = compat.synchronous_device() if is_inline else None
-        return replace(self, is_inline=is_inline, compiled=compat.load_compiled(self.code, device))
+        devices = [compat.synchronous_device()] if is_inline else []
+        return replace(self, is_inline=is_inline, compiled=compat.load_compiled(self.code, *devices))
 
 
 class Executable:
@@ -62,6 +63,7 @@ class Executable:
         *args: Any,
         options: pipeline.Passes = pipeline.Passes(),  # noqa: B008  (frozen)
         kept: Kept | None = None,
+        store: Store | None = None,
     ) -> None:
         """
         Args:
@@ -70,8 +72,9 @@ class Executable:
             *args: the parameters and the other arguments, or their types.
             options: which passes run. Folding BatchNorm raises ``Unfoldable`` for some parameter values.
             kept: the state that another process wrote, loaded: used in place of tracing.
+            store: keeps what the traced program compiles to.
         """
-        self._jitted, self._constants, self.options = jitted, constants, options
+        self._jitted, self._constants, self.options, self._store = jitted, constants, options, store
         self._types = jax.tree.map(_as_type, args)
         self._names = sorted(args[0])
         self._split: SplitProgram | None = None
@@ -119,7 +122,7 @@ class Executable:
         """The same program without BatchNorm folded into convolutions."""
         if self._unfolded is None:
             own = self._jitted, self._constants, *self._types
-            self._unfolded = Executable(*own, options=self.options.skipping("fold_batchnorm"))
+            self._unfolded = Executable(*own, options=self.options.skipping("fold_batchnorm"), store=self._store)
         return self._unfolded
 
     def hoisted(self, params: DeviceParams) -> list[Any]:
@@ -160,7 +163,7 @@ class Executable:
         if self._inline is not None:
             return bound(self._inline, hoisted), "inline"
         whole, is_new = self._whole, hasattr(self._whole, "lower")
-        run = synchronous(whole.lower(hoisted, leaves) if is_new else whole, hoisted, self._code)
+        run = synchronous(whole.lower(hoisted, leaves) if is_new else whole, hoisted, self._code, self._store)
         if run is not None:
             return run, "inline"
         compiled = self._compiled(hoisted, leaves)
@@ -179,7 +182,8 @@ class Executable:
         mode: entering that scope, and finding the program in another context than the caller's, takes 2 of 10 us.
         """
         whole = self._whole if self._inline is None else self._loaded
-        return compat.unwrapped(whole.lower(hoisted, leaves).compile() if hasattr(whole, "lower") else whole)
+        is_new = hasattr(whole, "lower")
+        return compat.unwrapped(load_or_compile(whole.lower(hoisted, leaves), self._store) if is_new else whole)
 
     @cached_property
     def _loaded(self) -> Any:

@@ -17,23 +17,29 @@ import numpy as np
 
 from .. import compat
 from ..limits import SHORT
+from .program_cache import Store
 
 Synchronous = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
 
 
-def synchronous(lowered: Any, hoisted: Sequence[Any], code: Any = None) -> Synchronous | None:
+def synchronous(
+    lowered: Any, hoisted: Sequence[Any], code: Any = None, store: Store | None = None
+) -> Synchronous | None:
     """The program bound to its hoisted arguments; None where it is long or cannot be loaded.
 
     Args:
         lowered: a function of two lists of arrays, lowered or compiled.
         hoisted: the first list, on the CPU that the function was compiled for.
         code: the serialized executable that it was loaded from, if it was.
+        store: keeps the executable.
     """
     device = compat.synchronous_device()
     if device is None or compat.has_narrow_arguments(lowered):
         return None
     is_new = hasattr(lowered, "compile")
-    compiled = lowered.compile() if is_new else lowered
+    kept = store.compiled(lowered) if is_new and store is not None else None
+    compiled = kept.function if kept is not None else lowered.compile() if is_new else lowered
+    code = code if kept is None else kept.code
     text = lowered.as_text() if is_new else ""
     if "callback" in text or "onednn" in text:  # into Python, which may wait for this thread; not to be written
         return None

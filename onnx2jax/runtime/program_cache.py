@@ -1,4 +1,8 @@
-"""Compiled programs in a folder, for later processes: a program found there is neither traced nor compiled."""
+"""Compiled programs in a folder, for later processes.
+
+A program on a single CPU is found by what its graph computes, and neither traced nor compiled. Others, such as those of
+meshes, GPUs and training steps, are found by what they are lowered to: they are traced, but not compiled.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,11 @@ import pickle
 import platform
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import jax
 import ml_dtypes
@@ -22,8 +26,11 @@ import numpy as np
 from .. import compat
 from ..proto import atomic
 from .cache_folder import SUFFIX, VARIABLE, is_private, is_users, trim
-from .executable import Kept
 
+if TYPE_CHECKING:
+    from .executable import Kept
+
+T = TypeVar("T")
 DIGEST: Final = 32
 """Bytes of a SHA-256."""
 
@@ -35,12 +42,24 @@ class Entry(NamedTuple):
     key: bytes
 
 
+class Compiled(NamedTuple):
+    """A compiled function.
+
+    Attributes:
+        function: as ``Lowered.compile`` returns it.
+        code: its serialized form; None if JAX cannot serialize it.
+    """
+
+    function: Any
+    code: Any
+
+
 class Store:
     """A folder of compiled programs, one per file: the digest of its key, a checksum, and the pickled program.
 
-    The key is all that decides the program: what the graph computes, the types of parameters and inputs, the versions
-    of this package, of JAX and NumPy, JAX's configuration, and the processor. The values of parameters are no part of
-    it.
+    The key is all that decides the program: what the graph computes, or what it is lowered to; the types of parameters
+    and inputs, the versions of this package, of JAX and NumPy, JAX's configuration, and the processor. The values of
+    parameters are no part of it.
 
     Attributes:
         is_users: the folder is the user's own, which nobody asked for: programs are stored where that changes nothing
@@ -55,14 +74,22 @@ class Store:
         source = f" (from {VARIABLE})" if os.environ.get(VARIABLE) == str(self.folder) else ""
         return f"{str(self.folder)!r}{source}"
 
+    @classmethod
+    def of(cls, folder: Path | None) -> Store | None:
+        """The store of ``convert(cache_dir=)``; None for none."""
+        return None if folder is None else cls(folder)
+
     def path(self, *what: Any) -> Entry | None:
-        """The entry for a program with this key; None where this process keeps no programs.
+        """The entry for a program of a single CPU with this key; None where this process keeps none.
 
         Args:
             *what: bytes and texts.
         """
-        if not _is_one_cpu() or jax.config.jax_disable_jit:  # type: ignore[attr-defined]
-            return None  # a loaded program runs on the device that it was compiled for
+        return self._entry(*what) if _is_one_cpu() else None  # a loaded program runs on the device it was compiled for
+
+    def _entry(self, *what: Any) -> Entry | None:
+        if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+            return None
         if self.is_users and (compat.keeps_programs() or not is_private(self.folder)):
             return None
         digest = hashlib.sha256()
@@ -73,11 +100,36 @@ class Store:
 
     def read(self, entry: Entry, *, as_numpy: bool = False) -> Kept | None:
         """The entry's program, loaded for such a call; None where there is none, or none that can be used."""
+        return self._read(entry, lambda kept: kept.loaded(as_numpy))
+
+    def compiled(self, lowered: Any) -> Compiled | None:
+        """A lowered function compiled, or loaded if a process has compiled an equal one; None if it cannot be kept.
+
+        Its text decides, constants and shardings included, with the devices; not the graph that it came from.
+        """
+        if compat.has_narrow_arguments(lowered) or (key := compat.lowered_key(lowered)) is None:
+            return None
+        if (entry := self._entry("lowered", *key)) is None:
+            return None
+        devices, trees = compat.lowered_devices(lowered), (jax.tree.structure(lowered.args_info), lowered.out_tree)
+
+        def loaded(code: bytes) -> Compiled:
+            return Compiled(compat.load_compiled((code, *trees), *devices), (code, *trees))
+
+        if found := self._read(entry, loaded):
+            return found
+        compiled = lowered.compile()
+        if (dumped := compat.dump_compiled(compiled)) is not None:
+            self.write(entry, dumped[0])
+        return Compiled(compiled, dumped)
+
+    def _read(self, entry: Entry, loaded: Callable[[Any], T]) -> T | None:
+        """What ``loaded`` makes of the entry's content; None where there is none, or none that can be used."""
         try:
-            kept = _verified(entry).loaded(as_numpy)
+            content = loaded(_verified(entry))
             with suppress(OSError):  # a folder that this user may only read
                 os.utime(entry.path)  # the time of its last use
-            return kept
+            return content
         except (FileNotFoundError, NotADirectoryError):
             return None
         except Exception as e:  # a damaged file can raise anything
@@ -85,7 +137,7 @@ class Store:
             warnings.warn(text, stacklevel=2)
             return None
 
-    def write(self, entry: Entry, kept: Kept) -> None:
+    def write(self, entry: Entry, kept: Kept | bytes) -> None:
         """Keep a program; a warning says why where that fails."""
         try:
             data = pickle.dumps(kept)
@@ -99,7 +151,13 @@ class Store:
             warnings.warn(f"no program can be kept in cache_dir {self}: {e}", stacklevel=2)
 
 
-def _verified(entry: Entry) -> Kept:
+def load_or_compile(lowered: Any, store: Store | None) -> Any:
+    """A lowered function compiled; loaded from a store where that is possible."""
+    found = None if store is None else store.compiled(lowered)
+    return lowered.compile() if found is None else found.function
+
+
+def _verified(entry: Entry) -> Any:
     """The program in an entry's file, whose checksum and key are compared before anything is unpickled."""
     content = entry.path.read_bytes()
     key, checksum, data = content[:DIGEST], content[DIGEST : 2 * DIGEST], content[2 * DIGEST :]
@@ -107,8 +165,7 @@ def _verified(entry: Entry) -> Kept:
         raise ValueError("it is damaged: its checksum differs")
     if key != entry.key:
         raise ValueError("it holds another program: the file was renamed")
-    kept: Kept = pickle.loads(data)
-    return kept
+    return pickle.loads(data)
 
 
 def _checksum(data: bytes) -> bytes:
@@ -129,7 +186,7 @@ def _surroundings() -> str:
     source = sorted((name.removeprefix(root), s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in _sources(root))
     # Ours is that of the source.
     versions = [sys.version, version("jaxlib"), *(module.__version__ for module in (jax, np, ml_dtypes))]
-    environment = [os.environ.get(name, "") for name in ("XLA_FLAGS", "NPROC")]
+    environment = [os.environ.get(name, "") for name in ("XLA_FLAGS", "NPROC", "LIBTPU_INIT_ARGS")]
     return repr((source, versions, _processor(), environment))
 
 

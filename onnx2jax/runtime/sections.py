@@ -43,6 +43,7 @@ from ..jaxpr.program import (
 from .dispatch import BoundCall
 from .memory import trim_heap
 from .params import DeviceParams, device_of
+from .program_cache import Store, load_or_compile
 
 BETWEEN: Final = "onnx_between_layers"
 """The name of programs of sections that are no layers."""
@@ -65,6 +66,7 @@ class Compiled:
         options: pipeline.Passes,
         device: Any,
         pool: Executor,
+        store: Store | None,
     ) -> None:
         """
         Args:
@@ -74,6 +76,7 @@ class Compiled:
             options: which passes run over it.
             device: where it runs.
             pool: threads that compile.
+            store: keeps what they compile.
         """
         split = pipeline.run(program.closed(), program.parameters, options)
         self.split, function = replace(split, main=None), as_function(split.main)
@@ -90,7 +93,7 @@ class Compiled:
             donate_argnums=tuple(i + 1 for i in donated),
             compiler_options=pipeline.compiler_options(split.main, options),
         )
-        self._compiling = pool.submit(jitted.lower(types[:count], *types[count:]).compile)
+        self._compiling = pool.submit(load_or_compile, jitted.lower(types[:count], *types[count:]), store)
 
     @cached_property
     def call(self) -> Callable[..., list[Any]]:
@@ -144,6 +147,7 @@ class Sections:
         device: Any,
         options: pipeline.Passes,
         donated: Collection[int] = (),
+        store: Store | None = None,
     ) -> Sections | None:
         """The sections of a traced function; None if it calls no layer twice, or is no sequence of sections.
 
@@ -153,9 +157,10 @@ class Sections:
             device: where sections run.
             options: which passes run over each section; BatchNorm is not folded.
             donated: positions of flat arguments, parameters left out, that calls overwrite.
+            store: keeps the compiled programs.
         """
         options = options.skipping("fold_batchnorm")
-        cut = _Cut(Program.of(traced.jaxpr, len(names)), names, donated, options, device)
+        cut = _Cut(Program.of(traced.jaxpr, len(names)), names, donated, options, device, store)
         if not cut.is_layered:
             return None
         sections, kept = list(cut.sections()), {*range(cut.count)} - {*donated}
@@ -229,8 +234,9 @@ class _Cut:
         donated: Collection[int],
         options: pipeline.Passes,
         device: Any,
+        store: Store | None,
     ) -> None:
-        self.program, self.options, self.device = program, options, device
+        self.program, self.options, self.device, self.store = program, options, device, store
         self._parameters = dict(zip(program.inputs, names, strict=False))
         self._given = list(program.inputs[len(names) :])
         self._donated = {self._given[i] for i in donated}
@@ -289,7 +295,7 @@ class _Cut:
                 inputs = [part.program.inputs[i] for i in (*own, *rest)]
                 program = part.program.replace(inputs=inputs, parameters=len(own))
                 donated = _reused(inputs[len(own) :], [free[part.kind][i] for i in rest], program.outputs)
-                compiled[key] = Compiled(part.name, program, donated, self.options, self.device, pool)
+                compiled[key] = Compiled(part.name, program, donated, self.options, self.device, pool, self.store)
             results = tuple(self._numbers.setdefault(v, len(self._numbers)) for v in part.outputs)
             unread = (v for v in part.outputs if v not in last)
             yield Section(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial, wraps
+from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
@@ -23,6 +24,8 @@ from ..runtime.dispatch import snapshot
 from ..runtime.jitted import Jitted
 from ..runtime.mesh_mode import call_serially, in_auto_axes
 from ..runtime.params import device_of, is_cpu
+from ..runtime.persistent_jit import PersistentJit
+from ..runtime.program_cache import Store
 from ..sharding.processes import EQUAL, together
 from ..sharding.put import put
 from ..sharding.rules import Placement
@@ -146,6 +149,8 @@ class CompiledStep:
     """Whether a program for a single CPU is optimised (see jaxpr/pipeline.py)."""
     skip: Collection[str] = ()
     """Passes that do not run."""
+    cache_dir: Path | None = None
+    """The folder of compiled programs for later processes (see runtime/program_cache.py)."""
     _programs: dict[bool, Jitted] = field(default_factory=dict)
     """The jitted functions, by whether they are optimised for a CPU."""
     _partitioned: bool = False
@@ -201,13 +206,14 @@ class CompiledStep:
                 progress.announce(f"compiling the {'training step' if self.updates else 'evaluation'}")
             return self.compute(*args)
 
-        return jax.jit(
+        jitted = jax.jit(
             in_auto_axes(
                 with_passes(compute, self.skip) if optimize else compute, batch=2, state=0 if self.updates else None
             ),
             donate_argnums=0 if self.donate else (),
             out_shardings=None if shardings is None or not self.updates else (shardings, None),
         )
+        return jitted if foreign else PersistentJit(jitted, Store.of(self.cache_dir))
 
 
 def summary(arrays: Mapping[str, Any]) -> str:

@@ -207,7 +207,8 @@ class FineTuning(TrainingEngine):
 
     @property
     def _compile_options(self) -> dict[str, Any]:
-        return {"optimize": self._settings.optimize, "skip": self._settings.skip, "_partitioned": self._in_stages}
+        options = {n: getattr(self._settings, n) for n in ("optimize", "skip", "cache_dir")}
+        return {**options, "_partitioned": self._in_stages}
 
     @cached_property
     def _step(self) -> CompiledStep:

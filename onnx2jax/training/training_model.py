@@ -30,6 +30,7 @@ from ..model.options import Options
 from ..model.spec import Spec
 from ..proto.mapped import load
 from ..proto.origin import Origin
+from ..runtime.cache_folder import folder
 from ..runtime.dispatch import Constants, snapshot
 from ..runtime.partition import Program
 from ..sharding.configurations import placement
@@ -117,7 +118,7 @@ class TrainingModel(TrainingEngine):
         self._placement = placement(imported, device_configuration, devices, mesh, shardings, (graphs, self._params))
         place = self._placement.constrain if self._placement else None
         self._options = Options(max_trips=max_trips, optimize=optimize)
-        self._settings = Settings(max_trips=max_trips, place=place, optimize=optimize)
+        self._settings = Settings(max_trips=max_trips, place=place, optimize=optimize, cache_dir=folder(True))
         self._draws = any(info.algorithm.draws for info in infos)
         self._fields = field_names(v.name for v in imported.graph.outputs)
         self.inputs = self._program_of(imported.graph).inputs
@@ -329,6 +330,7 @@ class TrainingModel(TrainingEngine):
             may_partition=True,
             optimize=self._settings.optimize,
             skip=self._settings.skip,
+            cache_dir=self._settings.cache_dir,
         )
 
     def _program_of(self, graph: Graph) -> _GraphProgram:

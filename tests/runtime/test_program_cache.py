@@ -209,7 +209,7 @@ def test_a_short_program_is_loaded_for_the_calls_that_are_made(tmp_path: Path, m
     """NumPy's in their own thread; JAX's, on another client, load it when the first one comes."""
     wanted = onnx2jax.convert(BASE, cache_dir=tmp_path)(X)
     loaded, load = [], compat.load_compiled
-    monkeypatch.setattr(compat, "load_compiled", lambda code, device=None: loaded.append(device) or load(code, device))
+    monkeypatch.setattr(compat, "load_compiled", lambda code, *on: loaded.append(*on or [None]) or load(code, *on))
     m = onnx2jax.convert(BASE, cache_dir=tmp_path)
     for _ in range(2):
         np.testing.assert_array_equal(m.run(None, {"x": X})[0], wanted)
