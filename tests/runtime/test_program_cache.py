@@ -256,7 +256,7 @@ def test_an_unusable_folder_in_the_environment_is_named(tmp_path: Path, monkeypa
     np.testing.assert_array_equal(result, onnx2jax.convert(BASE, cache_dir=None)(X))
 
 
-def test_custom_operators_and_library_calls_are_not_cached(tmp_path: Path) -> None:
+def test_graphs_with_custom_operators_have_no_fingerprint(tmp_path: Path) -> None:
     @op("Own", domain="test.store")
     def own(x):  # type: ignore[no-untyped-def]
         return x + 1
@@ -272,9 +272,6 @@ def test_custom_operators_and_library_calls_are_not_cached(tmp_path: Path) -> No
         ir_version=8,
     )
     np.testing.assert_array_equal(onnx2jax.convert(made, cache_dir=tmp_path)(X), X + 1)
-    square = model("y = Det(x)", "float[n, n] x) => (float y")
-    np.testing.assert_allclose(onnx2jax.convert(square, cache_dir=tmp_path)(2 * np.eye(6, dtype=np.float32)), 64)
-    assert not programs(tmp_path)
     assert fingerprint(onnx2jax.convert(made).graph, ()) is None
 
 
@@ -333,7 +330,7 @@ def test_an_operator_wrapping_a_built_in_has_its_own_key(tmp_path: Path, leaky_r
     op("LeakyRelu", since=leaky_relu.since, replace=True)(doubled)
     replaced = onnx2jax.convert(BASE, cache_dir=tmp_path)
     np.testing.assert_array_equal(replaced(-X), 2 * plain - 1)  # y = LeakyRelu(h) + 1
-    assert fingerprint(replaced.graph, ()) is None and len(programs(tmp_path)) == 1
+    assert fingerprint(replaced.graph, ()) is None and len(programs(tmp_path)) == 2
 
 
 def test_a_built_in_registered_under_another_name_has_its_own_key(leaky_relu: Operator) -> None:
