@@ -453,7 +453,7 @@ class Model(Views, Exports):
             runtime.structure.compared = compilations
             if not spec.max_size:
                 runtime.growth.note(self.graph, self.inputs, values)
-        if rng is None:
+        if rng is None and not extents:  # not a call that pads
             runtime.bind(signature, given, checked, outcome.bound)
         return results
 

@@ -168,7 +168,7 @@ class Runtime:
         spec, program = self.spec, self.program
         if key is None or not isinstance(program, Program) or compat.checks_values():
             return
-        if spec.graph.draws or spec.bucket or spec.max_size or spec.placement is not None:
+        if spec.graph.draws or spec.max_size or spec.placement is not None:
             return
         if tuple(values) != key.inputs:
             return

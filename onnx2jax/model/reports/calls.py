@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from ...ops.arrays import is_traced
+from ..calls import buckets
 from ..calls.arguments import by_name
 from .table import table
 
@@ -48,7 +49,7 @@ def _reason(model: Any, signature: Any, values: Mapping[str, Any], rng: Any) -> 
         "the model is on a mesh": spec.placement is not None,
         "a random key is given": rng is not None,
         "the model draws random numbers": spec.graph.draws,
-        "bucket= pads inputs": bool(spec.bucket),
+        "bucket= pads inputs": bool(buckets.pad(model.inputs, dict(values), spec.bucket)[1]),
         "max_size= counts results": bool(spec.max_size),
         "an argument is converted, or is no array on one device": signature is None,
         "inputs are specialised on": bool(model._runtime.specialised),

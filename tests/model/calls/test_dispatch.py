@@ -96,6 +96,16 @@ def nonzero_of_product() -> onnx.ModelProto:
     return model(nodes, *ends, {"w": np.eye(4, dtype=np.float32)})
 
 
+def test_a_call_of_a_bucket_s_size_is_bound_and_one_that_pads_is_not(full_path: FullPath) -> None:
+    m = onnx2jax.convert(mlp(), bucket={"batch": [len(X)]})
+    full_path.count = 0
+    whole, again, part = m(X), m(X), m(X[:2])
+    assert full_path.count == 2
+    assert [" full " in m.explain_call(x).splitlines()[1] for x in (X, X[:2])] == [False, True]
+    np.testing.assert_array_equal(whole, again)
+    np.testing.assert_allclose(part, whole[:2], rtol=1e-5)
+
+
 def test_a_host_only_call_is_bound(full_path: FullPath) -> None:
     m = onnx2jax.convert(one_node("NonZero", {"x": (np.float32, [3, 4])}))
     for x in (X, Y, np.where(X > 0, X, 0)):
