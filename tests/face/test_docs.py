@@ -27,7 +27,7 @@ from tests.support.tiers import extended
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # optax
 
 
-EXPENSIVE = {"convert", "export", "finetune", "generate", "lora", "recipes", "several_processes", "speed"}
+EXPENSIVE = {"convert", "export", "finetune", "generate", "lora", "recipes", "serve", "several_processes", "speed"}
 """Pages whose code takes a second or more."""
 
 

@@ -72,7 +72,10 @@ def run(page: Path) -> dict[str, Any]:
 
 def check_command(line: str, where: str) -> None:
     """Check a command line against this package's parser, the Makefile, pyproject.toml, or a module."""
-    match shlex.split(line, comments=True):
+    words = shlex.split(line, comments=True)
+    while words and re.match(r"[A-Z_]+=", words[0]):  # variables of the environment
+        del words[0]
+    match words:
         case [] | ["cd" | "git", *_] | ["python3", "-m", "venv", _] | [".", "env/bin/activate"]:
             return
         case ["onnx2jax", *arguments] | ["python", "-m", "onnx2jax", *arguments]:
@@ -86,7 +89,7 @@ def check_command(line: str, where: str) -> None:
             _check(where, asked <= extras.keys(), line)
         case ["python", "-m", module, *_]:
             own = (ROOT / module.replace(".", "/")).with_suffix(".py").is_file()
-            _check(where, own or module in ("http.server", "pip", "pytest"), line)
+            _check(where, own or module in ("http.server", "pip", "pytest", "uvicorn"), line)
         case [".venv/bin/pre-commit", "install"]:
             return
         case _:
