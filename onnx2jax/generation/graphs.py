@@ -13,7 +13,7 @@ import numpy as np
 from ..errors import OnnxError
 from ..model.caches import Caches, extents
 from ..model.calls.cache_pairs import Pair
-from ..model.changes.dtype import narrowed_again
+from ..model.changes.dtype import computed_again
 from ..model.changes.parts import with_graph
 from ..model.model import Model
 from ..proto.types import TensorType, ValueInfo
@@ -51,7 +51,7 @@ class Graphs:
             graph = in_place.shift_positions(graph, slopes(self._probes), self.model.params)
         if self._masks_softmax:
             graph = in_place.mask_softmax(graph, self._probes)
-        return with_graph(self.model, narrowed_again(self.model, graph))
+        return with_graph(self.model, computed_again(self.model, graph))
 
     @cached_property
     def _shifts_positions(self) -> bool:
@@ -80,14 +80,14 @@ class Graphs:
         if self._appended or self._two_files or mask is None or not in_place.reads_extents(model.graph, [mask.name]):
             return model
         graph = in_place.shift_positions(model.graph, slopes(self._probes), model.params)
-        return with_graph(model, narrowed_again(model, graph))
+        return with_graph(model, computed_again(model, graph))
 
     @cached_property
     def _prefill_model(self) -> Model:
         """The model for prompts: with an input of each one's last position, where that saves computing other logits."""
         model = self.first if self.first is not self.model else self._full_cache_model
         graph = None if self._last_logits_only else with_last_logits(model.graph, self._logits)
-        return model if graph is None else with_graph(model, narrowed_again(model, graph))
+        return model if graph is None else with_graph(model, computed_again(model, graph))
 
     @cached_property
     def _last_logits_only(self) -> bool:

@@ -1,4 +1,4 @@
-"""Casts around an operator in a model that computes in bfloat16 or float16."""
+"""Casts around an operator in a model that computes in another type than its file's."""
 
 from __future__ import annotations
 
@@ -10,14 +10,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..ops.arrays import is_known
+from ..ops.arrays import HALF, is_known
 
 WIDE: Final = np.dtype(np.float32)
+DOUBLE: Final = np.dtype(np.float64)
+NARROWER: Final = frozenset((*map(np.dtype, HALF), WIDE))
+"""The types that become float64 in a model that computes in it."""
+TYPE_CODES: Final = {1: 11, 10: 11, 16: 11}
+"""The codes of these types in TensorProto, with that of float64."""
 
 
 @dataclass(frozen=True)
 class Casts:
     """Casts of float32 values, and of those in the compute dtype; values of any other type are left unchanged.
+
+    To float64 those of float16 and bfloat16 are cast, too.
 
     Attributes:
         dtype: the compute dtype.
@@ -26,6 +33,7 @@ class Casts:
         kept: positions of operands that are never rounded: left unchanged, or all float32 where one of them is.
         bounded: positions of operands to which ``bounded`` applies.
         pinned: whether the caller keeps the node in float32; a later decision about casts keeps it, too.
+        types: attributes that name an element type, with their defaults: in float64, float32 there is float64.
     """
 
     dtype: np.dtype
@@ -34,6 +42,7 @@ class Casts:
     kept: frozenset[int] = frozenset()
     bounded: frozenset[int] = frozenset()
     pinned: bool = False
+    types: tuple[tuple[str, Any], ...] = ()
 
     def call(self, function: Callable[..., Any], *values: Any, **attributes: Any) -> Any:
         """What the operator returns for operands cast, cast to ``result``."""
@@ -44,7 +53,8 @@ class Casts:
         operand = self.operand or (WIDE if WIDE in others else self.dtype)
         exact = WIDE if {WIDE, self.dtype} <= kept else None
         cast = [self._operand(i, v, exact if i in self.kept else operand) for i, v in enumerate(values)]
-        return self.results(function(*cast, **attributes))
+        named = {n: TYPE_CODES[attributes.get(n, v)] for n, v in self.types if attributes.get(n, v) in TYPE_CODES}
+        return self.results(function(*cast, **{**attributes, **named}))
 
     def results(self, returned: Any) -> Any:
         """The results of a node, cast to ``result``."""
@@ -63,8 +73,11 @@ class Casts:
     def _cast(self, value: Any, dtype: np.dtype) -> Any:
         if isinstance(value, list):
             return [self._cast(v, dtype) for v in value]
+        found = getattr(value, "dtype", None)
+        if dtype == DOUBLE:
+            return value.astype(dtype) if found in NARROWER else value
         other = self.dtype if dtype == WIDE else WIDE
-        return value.astype(dtype) if getattr(value, "dtype", None) == other else value
+        return value.astype(dtype) if found == other else value
 
 
 def bounded(value: Any, dtype: Any) -> Any:
@@ -76,6 +89,8 @@ def bounded(value: Any, dtype: Any) -> Any:
     >>> bounded(np.array([1.5, -1e9, -np.inf], np.float32), np.float16)
     array([ 1.5000e+00, -1.6376e+04,        -inf], dtype=float32)
     """
+    if dtype == DOUBLE:
+        return value
     limit, size = float(jnp.finfo(dtype).max), abs(value)
     beyond = (size > limit) & (size < np.inf)
     if is_known(value):

@@ -32,13 +32,14 @@ from typing import Any
 import numpy as np
 
 from ..errors import UnsupportedError
-from ..ops.registry import Operator, resolve
+from ..ops.registry import Operator
 from ..proto.dtypes import to_dtype
 from ..proto.types import TensorType, ValueInfo
 from . import analysis, traits  # noqa: F401  (registers the traits)
-from .casts import WIDE, Casts
+from .casts import DOUBLE, WIDE, Casts
 from .graph import Function, Graph, Node, with_graphs
 from .lookups import VIEWS, is_lookup, is_only_subtracted
+from .widening import widened, widened_parameters, with_own_outputs
 
 
 class Kind(IntEnum):
@@ -66,6 +67,20 @@ class Need(IntEnum):
 
 
 Needs = dict[str, Need]
+
+
+def computed_in(graph: Graph, dtype: Any) -> Graph:
+    """The main graph with its nodes' casts, for computing in bfloat16, float16 or float64.
+
+    Raises:
+        UnsupportedError: nodes of the graph differentiate other nodes, or a node cannot be computed in the type.
+    """
+    return widened(graph) if dtype == DOUBLE else narrowed(graph, dtype)
+
+
+def parameters_in(graph: Graph, dtype: Any) -> frozenset[str]:
+    """The parameters, by Graph.key, that such a graph stores in ``dtype`` although the file has another type."""
+    return widened_parameters(graph) if dtype == DOUBLE else narrow_parameters(graph)
 
 
 def narrowed(graph: Graph, dtype: Any) -> Graph:
@@ -263,7 +278,7 @@ class _Narrowing:
                 # States are float32: they may be sums over all trips.
                 formals = {v.name: max(kind, Kind.LONG) if kind > Kind.GIVEN else kind for v in body.inputs}
                 own = frozenset(active | {f for f in formals if kind > Kind.GIVEN})
-                new, results = self.of(_with_own_outputs(body, node.opset), {**kinds, **formals}, own, None)
+                new, results = self.of(with_own_outputs(body, node.opset), {**kinds, **formals}, own, None)
                 inside.extend(results)
                 return new
 
@@ -319,20 +334,6 @@ def _formals(node: Node) -> list[tuple[str, str]]:
     """The inputs of a function that a node calls, with what it passes."""
     function: Any = node.target
     return [(v.name, n) for v, n in zip(function.body.inputs, node.inputs, strict=False) if n]
-
-
-def _with_own_outputs(body: Graph, opset: int) -> Graph:
-    """A body whose outputs all come from its nodes, so that they can be cast."""
-    made = {o for node in body.nodes for o in node.outputs}
-    identity = resolve("", "Identity", opset)
-    nodes, outputs = list(body.nodes), []
-    for i, output in enumerate(body.outputs):
-        name = output.name
-        if name not in made:
-            name = f"{output.name}/output {i}"
-            nodes.append(Node(name, "Identity", "", opset, (output.name,), (name,), {}, identity))
-        outputs.append(replace(output, name=name))
-    return replace(body, nodes=tuple(nodes), outputs=tuple(outputs))
 
 
 @dataclass

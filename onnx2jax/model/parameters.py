@@ -124,11 +124,11 @@ class Parameters:
         known = runtime.params.on_host() if runtime is not None and "params" in vars(runtime) else {}
         own = {n: v for n, v in known.items() if n not in changes}
         held = analysis.parameters(spec.graph) | dict(changes)
-        narrow = {
-            n: own[n] if n in own else immutable(spec.as_stored(n, held[n])) for n in spec.narrow - unchecked.keys()
+        converted = {
+            n: own[n] if n in own else immutable(spec.as_stored(n, held[n])) for n in spec.converted - unchecked.keys()
         }
-        file = read_constants(spec.graph, spec.narrow | changes.keys(), own)
-        every = {**file, **changes, **narrow}
+        file = read_constants(spec.graph, spec.converted | changes.keys(), own)
+        every = {**file, **changes, **converted}
         return {n: every[n] if n in unchecked else _on_host(every[n]) for n in self.types}
 
     def __contains__(self, name: object) -> bool:

@@ -90,14 +90,14 @@ class Runtime:
     def constants(self) -> Constants:
         """Scalar parameters and fixed inputs: compiled in, because each argument adds to the cost of a call."""
         scalars = {n: np.asarray(to_host(load(v))) for n, v in self._values.items() if np.size(v) == 1}
+        scalars = {n: self.spec.as_stored(n, v) if n in self.spec.types else v for n, v in scalars.items()}
         return Constants(scalars, self.spec.static)
 
     @cached_property
     def _scalars(self) -> dict[str, Any]:
         """The scalar parameters on their devices."""
         with compat.enable_x64(), compat.outside():
-            held = {n: v for n, v in self.constants.params.items() if n in self.spec.types}
-            return self.put({n: self.spec.as_stored(n, v) for n, v in held.items()})
+            return self.put({n: v for n, v in self.constants.params.items() if n in self.spec.types})
 
     def arguments(self, names: Iterable[str]) -> dict[str, Any]:
         """Parameters as arguments of a program, by name: arrays on their devices, made once, or ``unchecked``."""

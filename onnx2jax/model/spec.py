@@ -99,7 +99,7 @@ class Spec:
         """
         graph = imported.graph
         declared = arguments.with_dims(graph.inputs, options.dims or {})
-        fixed = arguments.fixed_inputs(declared, options.static or {})
+        fixed = arguments.fixed_inputs(declared, options.static or {}, options.compute_dtype)
         free = [v for v in declared if v.name not in fixed]
         # Below IR 4 every weight is listed as an input; such an entry declares a constant (rule GR-06).
         own = imported.ir_version >= 4
@@ -144,18 +144,18 @@ class Spec:
 
     @cached_property
     def stored(self) -> Mapping[str, TensorType]:
-        """Shape and dtype of each parameter as it is kept: weights are in the compute dtype if nothing else is."""
+        """Shape and dtype of each parameter as it is kept: in a narrow compute dtype if all readers take it so."""
         dtype = self.settings.dtype
         if dtype is None:
             return self.types
-        from ..ir.precision import narrow_parameters
+        from ..ir.precision import parameters_in
 
-        narrow = narrow_parameters(self.graph)
-        return {n: TensorType(dtype, t.shape) if n in narrow else t for n, t in self.types.items()}
+        stored = parameters_in(self.graph, dtype)
+        return {n: TensorType(dtype, t.shape) if n in stored else t for n, t in self.types.items()}
 
     @property
-    def narrow(self) -> frozenset[str]:
-        """The parameters that are kept in the compute dtype."""
+    def converted(self) -> frozenset[str]:
+        """The parameters that are kept in the compute dtype, although the file has another type."""
         return frozenset(n for n, t in self.stored.items() if t is not self.types[n])
 
     def as_stored(self, name: str, value: Any) -> Any:

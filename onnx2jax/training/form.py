@@ -17,7 +17,7 @@ import numpy as np
 from ..errors import InputNameError, InputTypeError, TrainingFormError, did_you_mean, names_list
 from ..ir.casts import bounded
 from ..ir.graph import Function, Graph, Node, ancestors, descendants, with_graphs
-from ..ir.precision import narrow_parameters, narrowed
+from ..ir.precision import computed_in, parameters_in
 from ..model.changes.rebatch import within_groups
 from ..ops.arrays import is_known
 from ..ops.registry import Operator, resolve
@@ -68,7 +68,7 @@ def training_form(
     if dtype is not None:  # decided anew, because nodes were added
         if compute_dtype is not None:
             raise InputTypeError(f"the model computes in {dtype}, convert(dtype=): leave out compute_dtype=")
-        plain, training = narrowed(plain, dtype), narrowed(training, dtype)
+        plain, training = computed_in(plain, dtype), computed_in(training, dtype)
     elif compute_dtype is not None:
         products = _compute_dtype(compute_dtype)
         plain, training = with_compute_dtype(plain, products), with_compute_dtype(training, products)
@@ -76,11 +76,11 @@ def training_form(
 
 
 def stored_in(dtype: np.dtype | None, params: Mapping[str, Any], form: Form) -> dict[str, Any]:
-    """The parameters, those in ``dtype`` that neither graph of the form reads in float32."""
+    """The parameters, with those in ``dtype`` that both graphs of the form store in it."""
     if dtype is None:
         return dict(params)
-    narrow = narrow_parameters(form.plain) & narrow_parameters(form.training)
-    return {n: bounded(load(v), dtype).astype(dtype) if n in narrow else v for n, v in params.items()}
+    stored = parameters_in(form.plain, dtype) & parameters_in(form.training, dtype)
+    return {n: bounded(load(v), dtype).astype(dtype) if n in stored else v for n, v in params.items()}
 
 
 def rematerialized(*, body: Any) -> Any:

@@ -16,6 +16,7 @@ from jax import lax
 from ... import compat
 from ...errors import InputNameError, InputShapeError, InputTypeError, did_you_mean
 from ...eval.values import widened
+from ...ir.casts import DOUBLE, NARROWER
 from ...ops.arrays import is_traced
 from ...proto.immutable import owned
 from ...proto.names import unused_name
@@ -66,7 +67,7 @@ def bind(
     optional: Mapping[str, ValueInfo],
     args: Sequence[Any],
     named: Mapping[str, Any],
-    narrow: np.dtype | None = None,
+    dtype: np.dtype | None = None,
 ) -> dict[str, Any]:
     """Arguments by input name, checked.
 
@@ -75,7 +76,8 @@ def bind(
         optional: inputs that have a default, by name; they can be given by name only.
         args: positional arguments, or a single dict of them by name.
         named: arguments by name.
-        narrow: a type that arrays for float32 inputs may have, too.
+        dtype: the type in which the model computes, which arrays for float32 inputs may have, too; arrays for float64
+            inputs may have a narrower one in a model that computes in float64.
 
     Raises:
         InputNameError, InputTypeError, InputShapeError: the arguments do not match the inputs.
@@ -86,7 +88,7 @@ def bind(
         raise _mismatch(inputs, f"input{'s' * (len(missing) > 1)} {', '.join(map(repr, missing))} not given")
     declared = {v.name: v for v in inputs} | dict(optional)
     extents: dict[str, tuple[Any, str]] = {}
-    return {name: _checked(_given_as(declared[name], value, narrow), value, extents) for name, value in given.items()}
+    return {name: _checked(declared[name], value, extents, dtype) for name, value in given.items()}
 
 
 def by_name(
@@ -132,15 +134,19 @@ def as_feeds(inputs: Sequence[ValueInfo], args: Sequence[Any], named: Mapping[st
     return None if takes_map or not all(isinstance(n, str) for n in args[0]) else dict(args[0])
 
 
-def _given_as(declared: ValueInfo, value: Any, narrow: np.dtype | None) -> ValueInfo:
-    """The declaration of a float32 input that is given in the narrow type: as declared, but of that type."""
-    kind = declared.type
-    if narrow is None or not isinstance(kind, TensorType) or kind.dtype != np.float32:
-        return declared
-    return replace(declared, type=replace(kind, dtype=narrow)) if getattr(value, "dtype", None) == narrow else declared
+def _given_as(kind: TensorType, value: Any, dtype: np.dtype | None) -> TensorType:
+    """The declared type, or that of an array in a type that the model casts to its compute dtype."""
+    found = getattr(value, "dtype", None)
+    if dtype == DOUBLE:
+        accepted = kind.dtype == DOUBLE and found in NARROWER
+    else:
+        accepted = kind.dtype == np.float32 and found == dtype
+    return replace(kind, dtype=np.dtype(found)) if accepted else kind
 
 
-def _checked(declared: ValueInfo, value: Any, extents: dict[str, tuple[Any, str]]) -> Any:
+def _checked(
+    declared: ValueInfo, value: Any, extents: dict[str, tuple[Any, str]], dtype: np.dtype | None = None
+) -> Any:
     kind = declared.type
     if isinstance(kind, OptionalType):
         if value is None:
@@ -150,7 +156,7 @@ def _checked(declared: ValueInfo, value: Any, extents: dict[str, tuple[Any, str]
         if not isinstance(value, list | tuple):
             raise InputTypeError(f"input {declared} takes a list, not {type(value).__name__}")
         # Elements of a sequence may differ in extent, so its dimension variables are not compared.
-        return [_checked(ValueInfo(f"{declared.name}[{i}]", kind.element), v, {}) for i, v in enumerate(value)]
+        return [_checked(ValueInfo(f"{declared.name}[{i}]", kind.element), v, {}, dtype) for i, v in enumerate(value)]
     if isinstance(kind, MapType):
         if not isinstance(value, Mapping):
             raise InputTypeError(f"input {declared} takes a dict, not {type(value).__name__}")
@@ -172,7 +178,7 @@ def _checked(declared: ValueInfo, value: Any, extents: dict[str, tuple[Any, str]
                 f"element type for it. Give an array of the right type, such as np.float32({value!r:.60})"
             )
         return value
-    array = _as_array(declared, kind, value)
+    array = _as_array(declared, kind if dtype is None else _given_as(kind, value, dtype), value)
     if kind.shape is not None:
         _check_shape(declared, kind.shape, array.shape, extents)
     return array
@@ -267,8 +273,10 @@ def check_names(params: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         raise InputNameError(f"unknown parameters {unknown[:5]}; model.params has {names}{did_you_mean(unknown, own)}")
 
 
-def fixed_inputs(inputs: Sequence[ValueInfo], static: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Read-only copies of the values that ``convert(static=...)`` fixes, by input name.
+def fixed_inputs(
+    inputs: Sequence[ValueInfo], static: Mapping[str, Any], dtype: np.dtype | None = None
+) -> dict[str, np.ndarray]:
+    """Read-only copies of the values that ``convert(static=...)`` fixes, by input name; ``dtype`` is as for ``bind``.
 
     Raises:
         InputError: they do not match the inputs.
@@ -281,7 +289,7 @@ def fixed_inputs(inputs: Sequence[ValueInfo], static: Mapping[str, Any]) -> dict
         raise InputNameError(
             f"static names {unknown}; the model's inputs are {sorted(declared)}{did_you_mean(unknown, declared)}"
         )
-    bound = bind([declared[n] for n in static], {}, tuple(static.values()), {})
+    bound = bind([declared[n] for n in static], {}, tuple(static.values()), {}, dtype)
     return {n: owned(np.asarray(v)) for n, v in bound.items()}
 
 

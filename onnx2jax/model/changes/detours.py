@@ -20,7 +20,7 @@ from ...proto.messages import AttributeProto, TensorProto
 from ...proto.names import normal_domain
 from ...proto.tensors import from_array
 from ..model import Model
-from .dtype import narrowed_again
+from .dtype import computed_again
 from .rebatch import within_groups
 
 OLDEST: Final = 7
@@ -97,7 +97,7 @@ def _node(step: InsertedNode, opset: int) -> Node:
 def with_detours(model: Model, detours: Sequence[Detour]) -> Model:
     """The model with the nodes inserted; ``save`` writes them as nodes and initializers."""
     opset = opset_of(model)
-    graph = narrowed_again(model, detoured(model.graph, detours, opset))
+    graph = computed_again(model, detoured(model.graph, detours, opset))
     placement, origin = model.placement, model.origin
     if placement is not None:
         stored = analysis.parameters(graph)

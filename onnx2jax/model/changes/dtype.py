@@ -1,4 +1,4 @@
-"""A float32 model computed in bfloat16 or float16: ``convert(..., dtype="bfloat16")``."""
+"""A model computed in another type than its file's: ``convert(..., dtype="bfloat16")``."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...errors import InputNameError, InputTypeError, did_you_mean
+from ...ir.casts import DOUBLE, NARROWER
 from ...ir.graph import Graph, Imported
-from ...ir.precision import narrowed, pinned
+from ...ir.precision import computed_in, pinned
 from ...ops.arrays import HALF
-from ...proto.types import TensorType, ValueInfo
+from ...proto.types import MapType, OptionalType, SequenceType, TensorType, ValueInfo, ValueType
 from .parts import by_pattern
 
-DTYPES: Final = ("bfloat16", "float16")
+DTYPES: Final = ("bfloat16", "float16", "float64")
 OUTPUTS: Final = ("declared", "compute")
 
 
@@ -34,8 +35,8 @@ def compute_dtype(dtype: Any, outputs: str) -> np.dtype | None:
         found = np.dtype(object)
     if found is None or found == np.float32:
         return None
-    if found not in HALF:
-        raise InputTypeError(f"dtype is {dtype!r}; a model computes in 'bfloat16', 'float16' or 'float32'")
+    if found not in HALF and found != DOUBLE:
+        raise InputTypeError(f"dtype is {dtype!r}; a model computes in 'bfloat16', 'float16', 'float32' or 'float64'")
     return found
 
 
@@ -43,7 +44,7 @@ def with_dtype(imported: Imported, dtype: np.dtype | None, outputs: bool, float3
     """The model computed in ``dtype``.
 
     Args:
-        outputs: whether its float32 outputs are declared in that type.
+        outputs: whether its float32 outputs are declared in that type; in float64 all inputs and outputs are.
         float32: names or patterns of nodes that stay in float32.
 
     Raises:
@@ -55,9 +56,11 @@ def with_dtype(imported: Imported, dtype: np.dtype | None, outputs: bool, float3
             raise InputTypeError("float32= keeps nodes of a model that computes in another type: add dtype='bfloat16'")
         return imported
     graph = pinned(imported.graph, _named(imported.graph, float32), dtype)
-    if outputs:
+    if dtype == DOUBLE:
+        graph = with_declared(graph, [v.name for v in (*graph.inputs, *graph.outputs)], dtype)
+    elif outputs:
         graph = with_declared(graph, [v.name for v in graph.outputs], dtype)
-    return replace(imported, graph=narrowed(graph, dtype))
+    return replace(imported, graph=computed_in(graph, dtype))
 
 
 def _named(graph: Graph, patterns: Sequence[str]) -> set[str]:
@@ -73,20 +76,28 @@ def _named(graph: Graph, patterns: Sequence[str]) -> set[str]:
 
 
 def with_declared(graph: Graph, names: Collection[str], dtype: np.dtype) -> Graph:
-    """The graph with some of its float32 inputs and outputs declared in ``dtype``."""
+    """The graph with some of its inputs and outputs declared in ``dtype``: those of the types that become it."""
+    types = NARROWER if dtype == DOUBLE else frozenset((np.dtype(np.float32),))
+
+    def computed(kind: ValueType | None) -> ValueType | None:
+        match kind:
+            case TensorType() if kind.dtype in types:
+                return replace(kind, dtype=dtype)
+            case SequenceType() | OptionalType():
+                return replace(kind, element=computed(kind.element))
+            case MapType():
+                return replace(kind, value=computed(kind.value))
+        return kind
 
     def declared(info: ValueInfo) -> ValueInfo:
-        kind = info.type
-        if info.name not in names or not isinstance(kind, TensorType) or kind.dtype != np.float32:
-            return info
-        return replace(info, type=replace(kind, dtype=dtype))
+        return replace(info, type=computed(info.type)) if info.name in names else info
 
     return replace(graph, inputs=tuple(map(declared, graph.inputs)), outputs=tuple(map(declared, graph.outputs)))
 
 
-def narrowed_again(model: Any, graph: Graph) -> Graph:
+def computed_again(model: Any, graph: Graph) -> Graph:
     """A rewritten graph of a model with the casts of its new nodes; the graph itself where the model has no dtype."""
-    return graph if model.settings.dtype is None else narrowed(graph, model.settings.dtype)
+    return graph if model.settings.dtype is None else computed_in(graph, model.settings.dtype)
 
 
 def with_narrow_ends(model: Any, names: Collection[str]) -> Any:
@@ -97,4 +108,4 @@ def with_narrow_ends(model: Any, names: Collection[str]) -> Any:
     graph = with_declared(spec.graph, names, dtype)
     declared = {v.name: v for v in graph.inputs}
     inputs = tuple(replace(v, type=declared[v.name].type) if v.name in names else v for v in spec.inputs)
-    return model._replace(replace(spec, graph=narrowed(graph, dtype), inputs=inputs))
+    return model._replace(replace(spec, graph=computed_in(graph, dtype), inputs=inputs))

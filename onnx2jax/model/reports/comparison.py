@@ -9,6 +9,8 @@ from typing import Any, Final
 import jax.numpy as jnp
 import numpy as np
 
+from ...ir.casts import DOUBLE, NARROWER
+
 TOLERANCES: Final = {"float64": 1e-9, "complex128": 1e-9, "float32": 1e-4, "complex64": 1e-4, "float16": 1e-2}
 """Tolerance for reordered sums by element type, relative to a number and to the largest in its tensor."""
 BFLOAT16: Final = 5e-2
@@ -75,7 +77,8 @@ def compared(
         ours, theirs: arrays, lists, dicts, or None.
         rtol: by element type when left out (see ``tolerance``).
         atol: likewise, times the largest finite number in ``theirs``.
-        dtype: the type in which ours is computed where theirs is float32: its tolerance applies, and its type is right.
+        dtype: the type in which ours is computed where theirs is float32: its type is right, and the larger of the two
+            tolerances applies.
         only_types: ignore numbers, which are random.
         node: the node that computes the value.
         scale: the size of the numbers from which it is computed: their last digit is added to the default ``atol``.
@@ -135,8 +138,8 @@ def _differences(ours: Any, theirs: Any, limits: Limits, only_types: bool) -> It
             yield from (d for a, b in pairs for d in _differences(a, b, limits, only_types))
         return
     ours, theirs = np.asarray(ours), np.asarray(theirs)
-    if theirs.dtype == np.float32 and ours.dtype == limits[2]:
-        ours = ours.astype(np.float32)
+    if ours.dtype == limits[2] and theirs.dtype in (NARROWER if limits[2] == DOUBLE else (np.float32,)):
+        ours = ours.astype(theirs.dtype)
     texts = [a.dtype.kind in "OU" for a in (ours, theirs)]
     if ours.shape != theirs.shape or (ours.dtype != theirs.dtype and not all(texts)):
         yield None, None, wrong
@@ -174,11 +177,11 @@ def _in_numbers(
     theirs: np.ndarray,
     rtol: float | None,
     atol: float | None,
-    narrow: np.dtype | None,
+    computed: np.dtype | None,
     operands: float,
     rounds: bool,
 ) -> Difference:
-    dtype = theirs.dtype if narrow is None or theirs.dtype != np.float32 else narrow
+    dtype = theirs.dtype if computed is None or computed == DOUBLE or theirs.dtype != np.float32 else computed
     exact = not jnp.issubdtype(dtype, jnp.inexact)
     if exact and np.array_equal(ours, theirs):  # float64 cannot represent all 64-bit integers
         return 0.0, 0.0, ""

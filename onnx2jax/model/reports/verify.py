@@ -24,9 +24,10 @@ from ... import progress
 from ...errors import UnsupportedError
 from ...eval.values import to_host
 from ...ir import analysis
+from ...ir.casts import DOUBLE
 from ...ir.graph import Graph, Node, ancestors, descendants
 from ...ops.registry import Operator
-from ...proto.types import TensorType, ValueInfo
+from ...proto.types import TensorType, ValueInfo, to_value_info
 from ...runtime.specialise import is_small
 from ..changes.parts import node_outputs, with_graph
 from ..changes.rebatch import group_of
@@ -104,8 +105,9 @@ def _random(model: Any, seed: int) -> dict[str, Any]:
 
 
 def _arrays(model: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs with tensors as NumPy arrays of the declared types, which other implementations require."""
-    types = {v.name: v.type.dtype for v in model.inputs if isinstance(v.type, TensorType)}
+    """The inputs with tensors as NumPy arrays of the types in the file, which other implementations require."""
+    declared = (*model.inputs, *map(to_value_info, model.origin.open().message.graph.input))
+    types = {v.name: v.type.dtype for v in declared if isinstance(v.type, TensorType)}
     return {n: np.asarray(v, types[n]) if n in types else v for n, v in feeds.items()}
 
 
@@ -130,6 +132,8 @@ class _Verifier:
         for name, (feeds, folder) in given.items():
             feeds = {n: v for n, v in feeds.items() if n not in self.model.static}
             names = [v.name for v in self.model.outputs]
+            if self.limits["dtype"] == DOUBLE:  # both read the numbers of the file's types
+                feeds = _arrays(self.model, feeds)
             ours = dict(zip(names, self.model.run(None, feeds), strict=True))
             feeds = _arrays(self.model, feeds) | self.model.static
             if whole is not None:
