@@ -117,12 +117,13 @@ def dequantize_linear(x, x_scale, x_zero_point=None, *, axis=1, block_size=0, ou
         raise ValueError("a float8e8m0 x_scale does not define the output dtype; set the attribute output_dtype")
     if x.dtype in HOST_ONLY:
         x = needs_known(x, f"XLA has no {x.dtype} ({FLOAT6})")
-    work = np.int32 if is_integer(x.dtype) else np.float32
+    wide = np.dtype(np.float64 if dtype == np.float64 else np.float32)
+    work = np.dtype(np.int32) if is_integer(x.dtype) else wide
     x = x.astype(work)
     if x_zero_point is not None:
         x = x - broadcast_qparam(x_zero_point, x.shape, axis, block_size).astype(work)
     scale = broadcast_qparam(x_scale, x.shape, axis, block_size)
-    return (x.astype(np.float32) * scale.astype(np.float32)).astype(dtype)
+    return (x.astype(wide) * scale.astype(wide)).astype(dtype)
 
 
 @op("DynamicQuantizeLinear", since=11)

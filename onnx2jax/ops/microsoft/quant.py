@@ -121,16 +121,17 @@ def qgemm(
     y = y if C is None else y + xp.broadcast_to(C, y.shape)
     scale = alpha * a_scale.reshape(()) * quant.row(b_scale)
     if y_scale is None:
-        return y.astype(np.float32) * scale
+        return y.astype(accumulator(scale.dtype)) * scale
     return quant.requantize(y, quant.quotient(scale, y_scale.reshape(())), y_zero_point.reshape(()))
 
 
 @op("MatMulIntegerToFloat", domain=MICROSOFT, heavy=True)
 def matmul_integer_to_float(A, B, a_scale, b_scale, a_zero_point=None, b_zero_point=None, bias=None):
     """The floating-point product of quantized matrices, plus a bias."""
-    y = quant.integer_product(A, B, a_zero_point, b_zero_point).astype(np.float32)
-    y = y * (quant.row(a_scale) * quant.row(b_scale)).astype(np.float32)
-    return (y if bias is None else y + bias.astype(np.float32)).astype(a_scale.dtype)
+    wide = accumulator(a_scale.dtype)
+    y = quant.integer_product(A, B, a_zero_point, b_zero_point).astype(wide)
+    y = y * (quant.row(a_scale) * quant.row(b_scale)).astype(wide)
+    return (y if bias is None else y + bias.astype(wide)).astype(a_scale.dtype)
 
 
 @op("DynamicQuantizeMatMul", domain=MICROSOFT, heavy=True)
