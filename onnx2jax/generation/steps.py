@@ -387,6 +387,11 @@ def _check_decoder(model: Model, found: Caches, pairs: Mapping[str, Pair]) -> No
     Raises:
         UnsupportedError: it has no token input, no logits, or no caches.
     """
+    if model.spec.groups is not None:
+        raise UnsupportedError(
+            f"model {model.graph.name!r} was converted with rebatch=, and a group of samples has no KV cache of its "
+            "own: decoder(model.with_options(rebatch=False))"
+        )
     if not found.roles.keys() & {"tokens", "embeddings"}:
         raise UnsupportedError(
             f"model {model.graph.name!r} has no token input: a decoder has input_ids, and this model has "

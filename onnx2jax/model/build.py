@@ -16,6 +16,7 @@ from .spec import Source, Spec
 
 if TYPE_CHECKING:
     from ..sharding.rules import Placement
+    from .changes.rebatch import Groups
 
 
 def built(
@@ -25,6 +26,7 @@ def built(
     origin: Origin | None,
     agreed: Agreement,
     rewriting: Options | None = None,
+    groups: Groups | None = None,
 ) -> Spec:
     """The spec of an imported model.
 
@@ -34,12 +36,15 @@ def built(
         origin: its file.
         agreed: takes what has to be equal in all processes.
         rewriting: those of the options that have not rewritten the graph yet, where it is derived from a model's.
+        groups: those of samples of that model, unless the options change them.
     """
     rewritten = (rewriting or options).rewritten(imported)
     options.check_layers(rewritten.graph)
-    placed = _placed(rewritten, options, model_type)
+    groups = groups or options.groups(rewritten.graph)
+    called = rewritten if groups is None else replace(rewritten, graph=groups.over(rewritten.graph))
+    placed = _placed(called, options, model_type)
     source = Source(imported, rewritten.graph) if rewriting is None else None
-    spec = Spec.of(rewritten, options, placement=placed, source=source, origin=origin)
+    spec = Spec.of(rewritten, options, placement=placed, groups=groups, source=source, origin=origin)
     agreed.same(_state(spec))
     return spec
 
@@ -63,7 +68,8 @@ def with_options(spec: Spec, given: Mapping[str, Any], model_type: Any) -> Spec:
             _check_late(spec, given)
             imported, rewriting = spec.imported(spec.graph), options.only({*given}.intersection((*REWRITING, "static")))
             options = replace(options, dims=given.get("dims"), bucket=given.get("bucket"))
-            new = built(imported, options, model_type, spec.origin, agreed, rewriting)
+            groups = None if given.keys() & {"rebatch", "static"} else spec.groups
+            new = built(imported, options, model_type, spec.origin, agreed, rewriting, groups)
     compare_processes(new)
     other = [n for n in spec.changes if n not in new.types or new.types[n] != spec.types.get(n)]
     if other:

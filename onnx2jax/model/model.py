@@ -47,7 +47,8 @@ class Model(Views, Exports):
         outputs: the outputs, in order.
         opsets: version of each operator set that the model imports; ai.onnx is ``''``.
         metadata: the file's metadata, as strings.
-        graph: the frozen graph. Its initializers are memory maps where weights are external data: read ``params``.
+        graph: the frozen graph, with ``rebatch`` that of a group of samples. Its initializers are memory maps where
+            weights are external data: read ``params``.
         static: inputs fixed by ``convert(static=...)``, as read-only arrays.
         options: those of ``convert``, a frozen dataclass of its keywords; ``with_options`` changes them.
         settings: what evaluation and dispatch read of them.
@@ -282,7 +283,7 @@ class Model(Views, Exports):
 
         Args:
             **options: keywords of ``convert``; the others stay as they are. Those that rewrite the graph
-                (``max_size``, ``weights``, ``dtype``, ``rebatch``) apply before ``cut``, ``replace``, ``simplified``.
+                (``max_size``, ``weights``, ``dtype``) apply before ``cut``, ``replace``, ``simplified``.
 
         Raises:
             TypeError: an unknown keyword.

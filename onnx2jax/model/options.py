@@ -25,8 +25,9 @@ from ..sharding.devices import Devices
 if TYPE_CHECKING:
     from ..sharding.plans import Plan
     from ..sharding.rules import Placement
+    from .changes.rebatch import Groups
 
-REWRITING: Final = ("max_size", "weights", "dtype", "outputs", "float32", "rebatch")
+REWRITING: Final = ("max_size", "weights", "dtype", "outputs", "float32")
 """Options that rewrite the graph."""
 FILE: Final = ("device_configuration", "devices")
 """Options about device configurations, which only the graph of a file has."""
@@ -117,11 +118,15 @@ class Options(Devices):
             from .changes.dtype import with_dtype
 
             imported = with_dtype(imported, self.compute_dtype, self.outputs == "compute", names_list(self.float32))
-        if not self.rebatch:
-            return imported
-        from .changes.rebatch import rebatched
+        return imported
 
-        return rebatched(imported, self.rebatch, self.static or {})
+    def groups(self, graph: Graph) -> Groups | None:
+        """How a call maps the graph over groups of samples; None without ``rebatch``."""
+        if not self.rebatch:
+            return None
+        from .changes.rebatch import Groups
+
+        return Groups.of(graph, self.rebatch, self.static or {})
 
     def settings(self, placed: Placement | None) -> Settings:
         """What evaluation and dispatch read of them."""

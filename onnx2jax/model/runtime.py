@@ -222,10 +222,10 @@ class Runtime:
                     self.run(program, own, None, False, as_numpy)
 
         context = Context(params, None, spec.settings)
-        results = self.background.evaluated(kind, spec.graph, known, context, compiled)
+        results = self.background.evaluated(kind, spec.called, known, context, compiled)
         if results is None:
             return None
-        refuse_special_values(spec.graph.outputs, results)
+        refuse_special_values(spec.outputs, results)
         self.declared.compare({**values, **spec.static}, results)
         return _own(results) if as_numpy else tuple(map(to_device, results))
 
@@ -252,18 +252,18 @@ class Runtime:
     ) -> None:
         """Compare with the results without padding, once for each set of padded dimension variables."""
         names, spec = frozenset(extents), self.spec
-        plain = self._unpadded.setdefault(names, program_of(spec.graph, spec.settings, spec.placement))
+        plain = self._unpadded.setdefault(names, program_of(spec.called, spec.settings, spec.placement))
         if plain is None:
             return
 
         def run(graph: Graph, values: dict[str, Any]) -> tuple[Any, ...]:
-            program = plain if graph is spec.graph else program_of(graph, spec.settings, spec.placement)
+            program = plain if graph is spec.called else program_of(graph, spec.settings, spec.placement)
             return self.run(program, values, None, x32).outputs
 
         def call(padded: dict[str, Any]) -> tuple[Any, ...]:
             return buckets.unpad(spec.outputs, self.run(self.program, padded, None, x32).outputs, extents)
 
-        if buckets.verify_padding(spec.graph, run, call, values, padded, results, extents):
+        if buckets.verify_padding(spec.called, run, call, values, padded, results, extents):
             self._unpadded[names] = None
         elif plain.compilations == UNPROVEN:
             quoted, dims = (", ".join(f"{n!r}{end}" for n in sorted(names)) for end in ("", ": n"))

@@ -32,6 +32,7 @@ class Source(NamedTuple):
 
 if TYPE_CHECKING:
     from ..sharding.rules import Placement
+    from .changes.rebatch import Groups
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +53,7 @@ class Spec:
         max_size: sizes to which nodes with data-dependent shapes are padded.
         origin: the file, for ``save``.
         placement: shardings of parameters and inputs over a mesh; None on one device.
+        groups: how a call maps the graph over groups of samples; None without ``rebatch``.
         changes: new values of parameters, by name; the others are the file's.
         types: shape and dtype of each parameter in the file, by name.
     """
@@ -69,6 +71,7 @@ class Spec:
     max_size: Mapping[str, int] = field(default_factory=dict)
     origin: Origin | None = None
     placement: Placement | None = None
+    groups: Groups | None = None
     changes: Mapping[str, Any] = field(default_factory=dict)
     types: Mapping[str, TensorType] = field(default_factory=dict)
 
@@ -90,6 +93,7 @@ class Spec:
         *,
         settings: Settings | None = None,
         placement: Placement | None = None,
+        groups: Groups | None = None,
         **fields: Any,
     ) -> Self:
         """The spec of an imported model, whose graph the options have rewritten.
@@ -98,7 +102,9 @@ class Spec:
             InputError: ``static``, ``dims`` or ``bucket`` do not match the inputs.
         """
         graph = imported.graph
-        declared = arguments.with_dims(graph.inputs, options.dims or {})
+        groups = groups or options.groups(graph)
+        called = graph if groups is None else groups.over(graph)
+        declared = arguments.with_dims(called.inputs, options.dims or {})
         fixed = arguments.fixed_inputs(declared, options.static or {}, options.compute_dtype)
         free = [v for v in declared if v.name not in fixed]
         # Below IR 4 every weight is listed as an input; such an entry declares a constant (rule GR-06).
@@ -115,6 +121,7 @@ class Spec:
             bucket=buckets.checked_buckets(declared, options.bucket or {}),
             max_size=dict(options.max_size or {}),
             placement=placement,
+            groups=groups,
             **fields,
         )
 
@@ -131,14 +138,20 @@ class Spec:
         fixed = {n: v for n, v in {**self.static, **(static or {})}.items() if n in names}
         sizes = {n: fields.pop(n, None) for n in ("bucket", "max_size")}
         options = replace(self.options, static=fixed, dims=None, **sizes)
-        own = {"settings": self.settings, "placement": self.placement, "changes": dict(self.changes)}
+        own = {n: getattr(self, n) for n in ("settings", "placement", "groups")} | {"changes": dict(self.changes)}
         new = type(self).of(imported, options, **{**own, **fields})
-        return replace(new, changes={n: v for n, v in new.changes.items() if n in new.types})
+        declared = {v.name: v for v in self.inputs}
+        inputs = tuple(declared.get(v.name, v) for v in new.inputs)
+        return replace(new, inputs=inputs, changes={n: v for n, v in new.changes.items() if n in new.types})
 
     def imported(self, graph: Graph) -> Imported:
-        """A graph over these parameters as if it had been imported, with this spec's declarations of inputs."""
+        """A graph over these parameters as if it had been imported, with this spec's declarations of inputs.
+
+        With ``groups``, whose calls have other extents, the graph keeps its own.
+        """
         declared = {v.name: v for v in (*self.inputs, *self.optional.values())}
         weights = {v.name for v in self.graph.inputs} - declared.keys() - self.static.keys()  # below IR 4
+        declared = {} if self.groups else declared
         inputs = tuple(declared.get(v.name, v) for v in graph.inputs if v.name not in weights)
         return Imported(replace(graph, inputs=inputs), self.opsets, self.metadata, ir_version=4)
 
@@ -163,10 +176,19 @@ class Spec:
         dtype = self.stored[name].dtype
         return value if value.dtype == dtype else bounded(load(value), dtype).astype(dtype)
 
+    def over(self, graph: Graph) -> Graph:
+        """What a call evaluates of a graph derived from this one: with ``groups``, one node that maps it over them."""
+        return graph if self.groups is None else self.groups.over(graph)
+
+    @cached_property
+    def called(self) -> Graph:
+        """What a call evaluates."""
+        return self.over(self.graph)
+
     @property
     def outputs(self) -> tuple[ValueInfo, ...]:
         """The outputs, in order."""
-        return self.graph.outputs
+        return self.called.outputs
 
     def differs_only_in_values(self, other: Spec) -> bool:
         """Whether it equals another spec in everything but parameter values."""

@@ -49,10 +49,10 @@ class Structure:
         self.spec = replace(spec, changes={n: v for n, v in spec.changes.items() if n not in spec.types})
         self.names = tuple(spec.types)
         self._hash = hash(self.names)
-        self.program: Program | Pipeline = program_of(spec.graph, spec.settings, spec.placement)
+        self.program: Program | Pipeline = program_of(spec.called, spec.settings, spec.placement)
         self.background = _background() if spec.settings.background else None
         self.fields = field_names(v.name for v in spec.outputs)
-        self.declared, self.growth, self.compared = Declarations(spec.graph.inputs, spec.outputs), CacheGrowth(), 0
+        self.declared, self.growth, self.compared = Declarations(spec.called.inputs, spec.outputs), CacheGrowth(), 0
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Structure):

@@ -34,10 +34,12 @@ class Views(Parameters):
 
         Args:
             inputs: values that become inputs; the model's inputs remain if they are still read.
-            outputs: values that become the outputs; the model's own when left out.
+            outputs: values that become the outputs; the model's own when left out. With ``rebatch``, their groups are
+                joined as by ``values``.
 
         Raises:
             InputNameError: there is no such value.
+            RebatchError: the batch axis of a new input of a rebatched model is unknown.
 
         >>> import numpy as np, onnx2jax
         >>> model = onnx2jax.convert(onnx2jax.demo_model())
@@ -58,7 +60,8 @@ class Views(Parameters):
     def values(self, /, *args: Any, names: str | Sequence[str] = "*", rng: Any = None, **named: Any) -> dict[str, Any]:
         """The outputs of nodes of the main graph in a call, by name, in graph order; computed by another program.
 
-        Inside your own jit it is traced like the model. Only the values named are materialised.
+        Inside your own jit it is traced like the model. Only the values named are materialised. With ``rebatch``,
+        groups of samples are concatenated along the first axis if that is the batch, otherwise stacked along a new one.
 
         Args:
             *args, **named: inputs, as for a call; pass one that is called ``names`` by position.
@@ -142,8 +145,8 @@ class Views(Parameters):
             within the rounding of scaled weights.
 
         Raises:
-            UnsupportedError: the model is on a mesh, rebatched, of another ``dtype`` or of unpacked weights, or its
-                file has training_info.
+            UnsupportedError: the model is on a mesh, of another ``dtype`` or of unpacked weights, or its file has
+                training_info.
 
         >>> import numpy as np, onnx.parser, onnx2jax
         >>> model = onnx2jax.convert(onnx.parser.parse_model('''<ir_version: 10, opset_import: ["" : 22]>

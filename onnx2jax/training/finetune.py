@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from .. import compat
-from ..errors import InputNameError, ShardingError, known_keywords
+from ..errors import InputNameError, ShardingError, TrainingFormError, known_keywords
 from ..eval.values import to_host
 from ..ir import analysis
 from ..model.build import process_state
@@ -144,6 +144,11 @@ class FineTuning(TrainingEngine):
         self._model, self._loss, self._optimizer, self._accumulate = model, loss, optimizer, accumulate
         graph = model.graph if outputs is None else select_outputs(model.graph, outputs)
         self._adapters = low_rank.adapters(graph, model.graph, lora, lora_alpha)
+        if batchnorm == "train" and model.spec.groups is not None:
+            raise TrainingFormError(
+                "each group of samples of a model converted with rebatch= would have its own running statistics; leave "
+                "batchnorm='frozen'"
+            )
         in_loops = remat is True and bool(model.settings.scan_layers)
         self._form = training_form(
             low_rank.with_adapters(graph, self._adapters, model),

@@ -18,7 +18,6 @@ from ..errors import InputNameError, InputTypeError, TrainingFormError, did_you_
 from ..ir.casts import bounded
 from ..ir.graph import Function, Graph, Node, ancestors, descendants, with_graphs
 from ..ir.precision import computed_in, parameters_in
-from ..model.changes.rebatch import within_groups
 from ..ops.arrays import is_known
 from ..ops.registry import Operator, resolve
 from ..proto.mapped import load
@@ -72,7 +71,7 @@ def training_form(
     elif compute_dtype is not None:
         products = _compute_dtype(compute_dtype)
         plain, training = with_compute_dtype(plain, products), with_compute_dtype(training, products)
-    return Form(plain, within_groups(training, lambda graph: with_remat(graph, remat)), statistics)
+    return Form(plain, with_remat(training, remat), statistics)
 
 
 def stored_in(dtype: np.dtype | None, params: Mapping[str, Any], form: Form) -> dict[str, Any]:
@@ -259,7 +258,7 @@ def with_batch_statistics(graph: Graph) -> tuple[Graph, tuple[str, ...]]:
         for node in inner.nodes:
             if inner is not graph and _is_normalization(node):
                 raise TrainingFormError(
-                    f"{node} is inside {inner.name!r} (a branch, loop or function; with rebatch, a group of samples), "
+                    f"{node} is inside {inner.name!r} (a branch, loop or function), "
                     "which cannot return its running statistics; leave batchnorm='frozen'"
                 )
     current: dict[str, str] = {}  # running statistic -> its value after the nodes so far

@@ -24,7 +24,6 @@ from ..errors import CheckpointError, InputNameError, InputShapeError, InputType
 from ..eval.values import to_host
 from ..ir.graph import Graph, Node
 from ..model.changes.detours import Detour, InsertedNode, detoured, opset_of, with_detours
-from ..model.changes.rebatch import group_of
 from ..model.model import Model
 from ..proto.dtypes import to_code, to_dtype
 from ..proto.mapped import load
@@ -177,7 +176,7 @@ def adapters(
 
 def linear_maps(graph: Graph) -> Iterator[LinearMap]:
     """The products with a stored matrix in the main graph."""
-    nodes, constants = group_of(graph).nodes, graph.initializers
+    nodes, constants = graph.nodes, graph.initializers
     producers = {v: n for n in nodes for v in n.outputs}
     for node in nodes:
         operator = node.domain, node.op_type
@@ -255,12 +254,11 @@ def _product_map(node: Node, name: str, between: list[Node], constants: Mapping[
 
 def _unsuitable(graph: Graph, maps: list[LinearMap]) -> dict[LinearMap, str]:
     """The linear maps that do not support an adapter, and why."""
-    inner = group_of(graph)
-    readers = Counter(v for n in inner.nodes for v in n.reads) + Counter(v.name for v in inner.outputs)
+    readers = Counter(v for n in graph.nodes for v in n.reads) + Counter(v.name for v in graph.outputs)
     unsuitable = {}
     for linear in maps:
         stored = [linear.name, *(v for n in linear.between for v in n.outputs)]
-        others = [n for n in inner.nodes if n not in (linear.node, *linear.between) and set(n.reads) & set(stored)]
+        others = [n for n in graph.nodes if n not in (linear.node, *linear.between) and set(n.reads) & set(stored)]
         if any(readers[v] > 1 for v in stored):
             unsuitable[linear] = (
                 f"is read by {', '.join(map(str, others[:3])) or 'others'} too, which would change as well"

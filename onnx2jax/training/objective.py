@@ -62,7 +62,10 @@ class Objective:
     @cached_property
     def _pipelines(self) -> dict[Graph, Any]:
         """The pipelined program of each graph."""
-        return {g: program_of(g, self.settings, self.placement) for g in (self.form.training, self.form.plain)}
+        return {
+            g: program_of(self.model.spec.over(g), self.settings, self.placement)
+            for g in (self.form.training, self.form.plain)
+        }
 
     @cached_property
     def _layers(self) -> Rolling | None:
@@ -110,7 +113,9 @@ class Objective:
                     constants = Constants(self.constants, self.model.static)
                     return self._pipelines[graph].outputs(values, frozen | own, constants, key, own)
                 every = {**frozen, **self.constants, **own}
-                return evaluate(graph, values, Context(every, key, self.settings, layers=self._layers))
+                return evaluate(
+                    self.model.spec.over(graph), values, Context(every, key, self.settings, layers=self._layers)
+                )
         except KnownValueError as e:
             raise explained(e) from e
 

@@ -21,7 +21,6 @@ from ...proto.names import normal_domain
 from ...proto.tensors import from_array
 from ..model import Model
 from .dtype import computed_again
-from .rebatch import within_groups
 
 OLDEST: Final = 7
 """The first opset whose arithmetic broadcasts as it does today."""
@@ -75,7 +74,7 @@ def detoured(graph: Graph, detours: Sequence[Detour], opset: int) -> Graph:
     """The graph with the nodes inserted."""
     by_value = {d.value: d for d in detours}
 
-    def nodes(graph: Graph) -> Iterable[Node]:
+    def nodes() -> Iterable[Node]:
         for node in graph.nodes:
             found = [by_value[v] for v in node.outputs if v in by_value]
             outputs = tuple(by_value[v].before if v in by_value else v for v in node.outputs)
@@ -83,9 +82,8 @@ def detoured(graph: Graph, detours: Sequence[Detour], opset: int) -> Graph:
             for detour in found:
                 yield from (_node(step, opset) for step in detour.nodes)
 
-    changed = within_groups(graph, lambda graph: replace(graph, nodes=tuple(nodes(graph))))
     added = {n: v for d in detours for n, v in d.initializers.items()}
-    return replace(changed, initializers={**changed.initializers, **added})
+    return replace(graph, nodes=tuple(nodes()), initializers={**graph.initializers, **added})
 
 
 def _node(step: InsertedNode, opset: int) -> Node:

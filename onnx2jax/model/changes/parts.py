@@ -11,7 +11,6 @@ from ...errors import InputNameError, InputTypeError, did_you_mean, names_list
 from ...ir.graph import Graph, Node, ancestors, nodes_named
 from ...ops.registry import Operator
 from ...proto.types import ValueInfo
-from .rebatch import group_of, within_groups
 
 PRIVATE: Final = "onnx2jax.model"
 PASSED: Final = "{}/replaced by an input"
@@ -55,9 +54,7 @@ def _without(given: Sequence[str], node: Node) -> Node:
 
 
 def _hint(graph: Graph, unknown: Sequence[str], values: Iterable[str]) -> str:
-    """The end of a message about unknown values: they are nodes, or nodes of a rebatched model, or misspelt."""
-    if group_of(graph) is not graph:
-        return "; rebatch= runs its nodes per group of samples: use the model converted without rebatch="
+    """The end of a message about unknown values: they are nodes, or misspelt."""
     return nodes_named(graph, unknown) or did_you_mean(unknown, values)
 
 
@@ -132,10 +129,6 @@ def replaced(graph: Graph, functions: Mapping[str, Callable[[Any], Any]]) -> Gra
         raise InputTypeError(
             "replace takes a dict of functions by the values that they change: {'relu1.out': function}"
         )
-    return within_groups(graph, lambda graph: _replaced(graph, functions))
-
-
-def _replaced(graph: Graph, functions: Mapping[str, Callable[[Any], Any]]) -> Graph:
     matched = {p: set(matching(graph, p)) for p in functions}
     nodes: list[Node] = []
     for node in graph.nodes:

@@ -1,21 +1,22 @@
 """Runs a model exported for one batch size at its multiples: ``convert(..., rebatch=True)``.
 
-The graph becomes one node, which maps it by ``jax.vmap`` over groups of the model's batch size. So batch sizes that an
-exporter wrote into constants stay right.
+A call evaluates one node, which maps the graph by ``jax.vmap`` over groups of the model's batch size. So batch sizes
+that an exporter wrote into constants stay right, and the graph itself stays that of the file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
-from typing import Any, Final
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final, Self
 
 import jax
 import jax.numpy as jnp
 
 from ...errors import InputShapeError, KnownValueError, OperatorError, RebatchError
 from ...ir import analysis
-from ...ir.graph import Graph, Imported, Node
+from ...ir.graph import Graph, Node
 from ...ops.arrays import axis_of
 from ...ops.registry import Operator
 from ...proto.types import Dim, TensorType, ValueInfo
@@ -24,11 +25,12 @@ PRIVATE: Final = "onnx2jax.rebatch"
 
 
 def in_groups(
-    *inputs: Any, body: Any, size: int, axes: tuple[int, ...], out_axes: tuple[int, ...], named: frozenset[str]
+    *inputs: Any, body: Any, size: int, axes: tuple[int, ...], out_axes: tuple[int | None, ...], named: frozenset[str]
 ) -> tuple[Any, ...]:
     """The outputs of a graph for each group of ``size`` samples, concatenated along ``out_axes``.
 
-    Outputs that are not in ``named`` must have the samples of a group along that axis.
+    Outputs that are not in ``named`` must have the samples of a group along that axis. Those whose axis is None are
+    stacked along a new first axis, unless their first axis has the samples.
     """
     extent = inputs[0].shape[axes[0]]  # the same for all inputs: they declare one dimension variable
     if size > 1 and extent % size:
@@ -39,7 +41,7 @@ def in_groups(
         results = body(*parts, step=group)
         for value, result, axis in zip(body.outputs, results, out_axes, strict=True):
             _check_output(value, result, axis, None if value.name in named else size)
-        return [jnp.asarray(r) for r in results]
+        return jax.tree.map(jnp.asarray, results)
 
     parts = [x.reshape(*x.shape[:a], groups, size, *x.shape[a + 1 :]) for x, a in zip(inputs, axes, strict=True)]
     try:
@@ -53,22 +55,26 @@ def in_groups(
             f"the samples of a batch cannot be compiled as one program: {str(e).splitlines()[0]} Run them one by one; "
             "or, if the input is the same for all samples, leave it out: convert(..., rebatch={'input name': axis})"
         ) from e
-    return tuple(map(_joined, results, out_axes))
+    return tuple(jax.tree.map(partial(_joined, size, a), r) for r, a in zip(results, out_axes, strict=True))
 
 
-def _joined(parts: Any, axis: int) -> Any:
+def _joined(size: int, axis: int | None, parts: Any) -> Any:
     """Stacked results concatenated along an axis of theirs; scalars as a vector."""
-    if parts.ndim == 1:
+    if axis is None:
+        axis = 0 if parts.ndim > 1 and parts.shape[1] == size else None
+    if parts.ndim == 1 or axis is None:
         return parts
     shape = jnp.moveaxis(parts, 0, axis).shape
     return jnp.moveaxis(parts, 0, axis).reshape(*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :])
 
 
-def _check_output(value: ValueInfo, result: Any, axis: int, size: int | None) -> None:
-    if not hasattr(result, "shape") or result.dtype == object:
+def _check_output(value: ValueInfo, result: Any, axis: int | None, size: int | None) -> None:
+    arrays = [result] if axis is not None else jax.tree.leaves(result)
+    if any(not hasattr(v, "shape") or v.dtype == object for v in arrays):
         raise RebatchError(f"output {value} is no tensor of numbers, so it cannot be concatenated along the batch")
-    is_number = size == 1 and not result.ndim
-    if not is_number and (axis >= result.ndim or size not in (None, result.shape[axis])):
+    if axis is None or (size == 1 and not result.ndim):
+        return
+    if axis >= result.ndim or size not in (None, result.shape[axis]):
         raise RebatchError(
             f"output {value} is computed as {list(result.shape)}: its axis {axis} is not the batch. Name the axis "
             f"along which to concatenate: convert(..., rebatch={{'input': axis, {value.name!r}: axis}})"
@@ -80,53 +86,102 @@ IN_GROUPS: Final = Operator(
 )
 
 
-def rebatched(imported: Imported, rebatch: bool | Mapping[str, int], static: Mapping[str, Any]) -> Imported:
-    """The model for any batch size; the arguments are those of ``convert``.
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """The batch of a model that runs for each group of samples.
 
-    Raises:
-        RebatchError: the batch axes are ambiguous.
+    Attributes:
+        size: number of samples in a group.
+        inputs: the batch axis of each input of the model; None if it is the same for all samples.
+        outputs: the axis of each output of the model along which groups are concatenated.
+        named: outputs whose axis the caller has named.
+        variables: names of the batch in declarations.
     """
-    graph = imported.graph
-    inputs = {v.name: v for v in graph.inputs if v.name not in graph.initializers and v.name not in static}
-    axes = _input_axes(inputs, {v.name for v in graph.outputs}, rebatch)
-    declared = [_shape(inputs[name])[axis] for name, axis in axes.items()]
-    sizes = {d for d in declared if isinstance(d, int)} or {1}
-    variables = [d for d in declared if isinstance(d, str)] or ["batch"]
-    if len(sizes) > 1:
-        raise RebatchError(f"the batch has different extents in the inputs: {_listed(inputs.values())}")
-    (size,) = sizes
-    out_axes = tuple(_output_axis(v, rebatch, variables, size) for v in graph.outputs)
-    body = replace(graph, inputs=tuple(inputs[n] for n in axes), initializers={}, lifted=frozenset())
-    named = frozenset(rebatch if isinstance(rebatch, Mapping) else ())
-    attributes = {"body": body, "size": size, "axes": tuple(axes.values()), "out_axes": out_axes, "named": named}
-    outputs = tuple(v.name for v in graph.outputs)
-    node = Node("rebatch", "InGroups", PRIVATE, 1, tuple(axes), outputs, attributes, IN_GROUPS)
-    known: set[Dim] = {size, *variables}
-    freed = replace(
-        graph,
-        nodes=(node,),
-        inputs=tuple(
-            _freed(v, axes[v.name], known | {None}, variables[0]) if v.name in axes else v for v in graph.inputs
-        ),
-        outputs=tuple(_freed(v, axis, known, variables[0]) for v, axis in zip(graph.outputs, out_axes, strict=True)),
-    )
-    return replace(imported, graph=freed)
 
+    size: int
+    inputs: Mapping[str, int | None]
+    outputs: Mapping[str, int]
+    named: frozenset[str]
+    variables: tuple[str, ...]
 
-def within_groups(graph: Graph, change: Callable[[Graph], Graph]) -> Graph:
-    """The graph changed; of a rebatched model, the graph that runs for each group."""
-    inside = group_of(graph)
-    if inside is graph:
-        return change(graph)
-    (node,) = graph.nodes
-    return replace(graph, nodes=(replace(node, attributes={**node.attributes, "body": change(inside)}),))
+    @classmethod
+    def of(cls, graph: Graph, rebatch: bool | Mapping[str, int], static: Collection[str]) -> Self:
+        """The groups of a graph; the arguments are those of ``convert``.
 
+        Raises:
+            RebatchError: the batch axes are ambiguous.
+        """
+        inputs = {v.name: v for v in graph.inputs if v.name not in graph.initializers and v.name not in static}
+        axes = _input_axes(inputs, {v.name for v in graph.outputs}, rebatch)
+        declared = [_shape(inputs[name])[axis] for name, axis in axes.items()]
+        sizes = {d for d in declared if isinstance(d, int)} or {1}
+        variables = tuple(d for d in declared if isinstance(d, str)) or ("batch",)
+        if len(sizes) > 1:
+            raise RebatchError(f"the batch has different extents in the inputs: {_listed(inputs.values())}")
+        (size,) = sizes
+        outputs = {v.name: _output_axis(v, rebatch, variables, size) for v in graph.outputs}
+        named = frozenset(rebatch if isinstance(rebatch, Mapping) else ())
+        return cls(size, {v.name: axes.get(v.name) for v in graph.inputs}, outputs, named, variables)
 
-def group_of(graph: Graph) -> Graph:
-    """What runs for each group of samples; the graph itself where they do not run in groups."""
-    grouped = [n.target for n in graph.nodes] == [IN_GROUPS]
-    body: Graph = graph.nodes[0].attributes["body"] if grouped else graph
-    return body
+    def over(self, graph: Graph) -> Graph:
+        """One node that maps a graph of the model over groups of samples.
+
+        Args:
+            graph: the model's, or one that was derived from it. Its other inputs must have the batch as first axis; of
+                its other outputs, groups are concatenated along the first axis if that is the batch, otherwise stacked.
+
+        Raises:
+            RebatchError: the batch axis of an input is unknown, or no input has one.
+        """
+        axes = {v.name: axis for v in graph.inputs if (axis := self._axis(graph, v)) is not None}
+        if not axes:
+            raise RebatchError(
+                f"no input has the batch that rebatch= divides: {_listed(graph.inputs) or 'no inputs'}. Use the model "
+                "converted without rebatch="
+            )
+        out_axes = tuple(self.outputs.get(v.name) for v in graph.outputs)
+        batched = tuple(v for v in graph.inputs if v.name in axes)
+        body = replace(graph, inputs=batched, initializers={}, lifted=frozenset())
+        attributes = {"body": body, "size": self.size, "axes": tuple(axes.values()), "out_axes": out_axes}
+        outputs = tuple(v.name for v in graph.outputs)
+        node = Node(
+            "rebatch", "InGroups", PRIVATE, 1, tuple(axes), outputs, attributes | {"named": self.named}, IN_GROUPS
+        )
+        return replace(
+            graph,
+            nodes=(node,),
+            inputs=tuple(self._freed(v, axes.get(v.name), {None}) if v.name in axes else v for v in graph.inputs),
+            outputs=tuple(map(self._joined, graph.outputs)),
+        )
+
+    def _axis(self, graph: Graph, value: ValueInfo) -> int | None:
+        if value.name in graph.initializers:
+            return None
+        if value.name in self.inputs:
+            return self.inputs[value.name]
+        if value.shape and value.shape[0] in (self.size, *self.variables):
+            return 0
+        fix = f"cut the model converted without rebatch=, then name it: with_options(rebatch={{{value.name!r}: axis}})"
+        if value.shape is None:
+            fix = f"declare the shape of {value.name!r} in the file: onnx.shape_inference.infer_shapes(proto)"
+        raise RebatchError(f"the batch axis of input {value} is unknown: {fix}")
+
+    def _freed(self, value: ValueInfo, axis: int | None, batch: Collection[Dim] = ()) -> ValueInfo:
+        """The declaration with a dimension variable for the batch, or an unknown extent where it is one factor."""
+        batch = {self.size, *self.variables, *batch}
+        shape = [
+            (self.variables[0] if d in batch else None) if i == axis else d for i, d in enumerate(value.shape or ())
+        ]
+        return value.reshaped(shape or [self.variables[0]])
+
+    def _joined(self, value: ValueInfo) -> ValueInfo:
+        """The declaration of an output of all groups."""
+        if value.name in self.outputs:
+            return self._freed(value, self.outputs[value.name])
+        if value.shape is None:
+            return value
+        is_batch = value.shape and value.shape[0] in (self.size, *self.variables)
+        return self._freed(value, 0) if is_batch else value.reshaped([None, *value.shape])
 
 
 def _input_axes(
@@ -150,7 +205,7 @@ def _input_axes(
     return dict.fromkeys(ranked, 0)
 
 
-def _output_axis(value: ValueInfo, rebatch: bool | Mapping[str, int], variables: list[str], size: int) -> int:
+def _output_axis(value: ValueInfo, rebatch: bool | Mapping[str, int], variables: Sequence[str], size: int) -> int:
     """The batch axis of an output: the one named, the only one that declares the batch, or else the first."""
     if isinstance(rebatch, Mapping) and value.name in rebatch:
         return _axis(value, rebatch[value.name])
@@ -177,12 +232,6 @@ def _shape(value: ValueInfo) -> tuple[Dim, ...]:
     if not isinstance(value.type, TensorType) or value.type.shape is None or value.type.dtype == object:
         raise RebatchError(f"{value} is no tensor of numbers with a declared rank, so its batch axis is unknown")
     return value.type.shape
-
-
-def _freed(value: ValueInfo, axis: int, batch: set[Dim], variable: str) -> ValueInfo:
-    """The declaration with a dimension variable for the batch, or an unknown extent where it is one factor."""
-    shape = [(variable if d in batch else None) if i == axis else d for i, d in enumerate(value.shape or ())]
-    return value.reshaped(shape or [variable])
 
 
 def _listed(values: Iterable[ValueInfo]) -> str:

@@ -19,7 +19,6 @@ from .duplicates import without_duplicates
 from .inlined import with_branches_inlined
 from .no_ops import without_no_ops
 from .products import with_products_merged
-from .rebatch import group_of
 from .rewritten import Rewriting
 from .targets import with_constant_targets
 
@@ -32,16 +31,14 @@ def simplified(model: Any, *, merge_products: bool = False) -> Any:
         merge_products: whether products of one input become one.
 
     Raises:
-        UnsupportedError: it is on a mesh, rebatched, of another ``dtype`` or of unpacked weights, or its file has
+        UnsupportedError: it is on a mesh, of another ``dtype`` or of unpacked weights, or its file has
             training_info.
     """
     spec, graph = model.spec, model.graph
     _check(model)
     if graph.differentiates:  # nodes refer to the values that they differentiate by name
         return model
-    declared = {v.name: v for v in (*spec.inputs, *spec.optional.values())}
-    inputs = tuple(declared.get(v.name, v) for v in graph.inputs if v.name in declared or v.name in spec.static)
-    spec, graph = with_branches_inlined(spec, replace(graph, inputs=inputs))
+    spec, graph = with_branches_inlined(spec, spec.imported(graph).graph)
     new = _Simplification(spec, {n for g in graph.walk() for n in g.defines}, merge_products).of(graph)
     stored = [{g.key(n): v for g in graphs.walk() for n, v in g.initializers.items()} for graphs in (graph, new)]
     return model._replace(
@@ -59,7 +56,6 @@ def _check(model: Any) -> None:
     nodes = model.graph.nodes
     options = {
         "mesh": model.placement,
-        "rebatch": group_of(model.graph) is not model.graph,
         "dtype": model.settings.dtype,
         "weights": len({n.name for n in nodes}) < len(nodes),  # several replace one of the file
     }

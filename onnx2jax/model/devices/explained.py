@@ -97,7 +97,7 @@ def programs(model: Any, args: Sequence[Any], named: Mapping[str, Any]) -> list[
 
 
 def _stage_programs(model: Any, inputs: Mapping[str, Any], key: Any) -> list[Stage]:
-    pipeline = Pipeline(model.graph, model.settings, model.placement)
+    pipeline = Pipeline(model.spec.called, model.settings, model.placement)
     types: dict[str, Any] = dict(inputs)
     fixed: dict[str, np.ndarray] = dict(model.static)
     stage_of: dict[str, int] = {}

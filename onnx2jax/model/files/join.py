@@ -16,7 +16,6 @@ from ...proto.origin import Opened, nbytes
 from ...proto.tensors import EXTERNAL
 from ...proto.types import MapType, OptionalType, SequenceType, TensorType, to_value_info
 from ...proto.walk import keep, nested_graphs, rename, subgraphs, tensors
-from ..changes.rebatch import group_of
 from ..convert import convert
 from ..model import Model
 from .save import INLINE_LIMIT, open_model
@@ -72,12 +71,11 @@ def join(
 def _opened(model: Any, which: str) -> Opened:
     """A model's message, without the inputs for initializers that files below IR 4 have."""
     if isinstance(model, Model):
-        grouped = group_of(model.graph) is not model.graph
         options = {
             "static": model.static,
             "bucket": dict(model.spec.bucket),
             "max_size": dict(model.spec.max_size),
-            "rebatch": grouped,
+            "rebatch": model.spec.groups is not None,
         }
         if given := [n for n, v in options.items() if v]:
             raise UnsupportedError(

@@ -17,7 +17,6 @@ from ... import compat
 from ...errors import UnsupportedError
 from ...proto.xspace import Trace, read_trace
 from ..changes.parts import with_graph
-from ..changes.rebatch import group_of, within_groups
 from .summary import MARK, mark, node_of
 from .table import table
 
@@ -157,7 +156,7 @@ def profile(model: Any, args: Sequence[Any], named: Mapping[str, Any], rng: Any,
             f"XLA's profile of {calls} calls names no node of the model: nothing was computed (the outputs may be "
             "constants), or this JAX has no profiler for its device"
         )
-    nodes, every = group_of(model.graph).nodes, sum(spent.values())
+    nodes, every = model.graph.nodes, sum(spent.values())
     rows = [
         NodeTime(
             nodes[i].name,
@@ -180,7 +179,7 @@ def _marked(model: Any) -> Any:
     """The model with nodes named by position, to find them in scopes; shares the model's weights on devices."""
     options = {"bucket": model.spec.bucket, "max_size": model.spec.max_size}
     settings = replace(model.settings, annotate=True)
-    marked = with_graph(model, within_groups(model.graph, mark), settings=settings, **options)
+    marked = with_graph(model, mark(model.graph), settings=settings, **options)
     marked._runtime.share_params(model._runtime)
     return marked
 

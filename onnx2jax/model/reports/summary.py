@@ -126,15 +126,20 @@ def summary(model: Any, inputs: Mapping[str, Any], dims: Mapping[str, int] | Non
     nodes = marked.nodes
     # Tracing needs no devices; a model with pipeline stages would be several programs.
     placement = None if isinstance(model.placement, Staged) else model.placement
+    options = {"max_size": model.spec.max_size, "placement": placement}
     try:
-        shown = with_outputs(
-            with_graph(model, marked, max_size=model.spec.max_size, placement=placement), node_outputs(marked)
-        )
+        shown = with_outputs(with_graph(model, marked, **options), node_outputs(marked))
         types, flops = traced(shown, None, feeds, nodes)
         unknown: set[int] = set()
     except KnownValueError:
         feeds = feeds_of(model, inputs, dims)
-        types, flops, unknown = _partitioned(model, marked, feeds)
+        if model.spec.groups is None:
+            types, flops, unknown = _partitioned(model, marked, feeds)
+        else:  # one program for each value of the inputs that all samples share
+            shared = {n: feeds[n] for n, axis in model.spec.groups.inputs.items() if axis is None and n in feeds}
+            shown = with_outputs(with_graph(model, marked, shared, **options), node_outputs(marked))
+            types, flops = traced(shown, None, {n: v for n, v in feeds.items() if n not in shared}, nodes)
+            unknown = set()
     except OperatorError as e:
         raise OperatorError(_unmarked(str(e), model.graph) + _sizes_of_one(model, feeds)) from e.__cause__
     types |= {n: _type(v) for n, v in {**feeds, **model.static, **model.graph.initializers}.items() if n not in types}

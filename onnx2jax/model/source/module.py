@@ -105,7 +105,7 @@ class _Writer:
             raise UnsupportedError("source is of one device and the file's types: convert without dtype= and mesh=")
         if spec.settings.loop_cond != "onnx" and (ignored := list(loops.ignored_conditions(spec.graph))):
             raise UnsupportedError(f"{ignored[0]} ends by the condition of its body: source has ONNX's meaning alone")
-        self.spec, self.graph = spec, spec.graph
+        self.spec, self.graph = spec, spec.called
         self.emitter = Emitter(spec.types, lambda key, array: spec.changes.get(key, array), FORMS)
         self.inputs = [*spec.inputs, *spec.optional.values()]
         for value in self.inputs:

@@ -298,7 +298,7 @@ def test_rebatched_training_recomputes_nodes_without_batch_statistics() -> None:
     constants = {n: weight(3) for n in ("scale", "bias", "mean")} | {"var": np.ones(3, np.float32)}
     norm = helper.make_node("BatchNormalization", ["x", *constants], ["y"])
     free = onnx2jax.convert(model_proto([norm], [1, 3, 2, 2], constants), rebatch=True)
-    with pytest.raises(TrainingFormError, match=r"with rebatch, a group of samples.*leave batchnorm='frozen'"):
+    with pytest.raises(TrainingFormError, match=r"each group of samples .* rebatch= .*leave batchnorm='frozen'"):
         onnx2jax.finetune(free, loss, optax.sgd(1.0), batchnorm="train")
 
 
@@ -338,9 +338,45 @@ def test_models_that_cannot_be_rebatched_are_rejected(proto: onnx.ModelProto, sa
         onnx2jax.convert(proto, rebatch=True)(np.ones((2, 3, 2, 2) if "flat" in said else (2, 3), np.float32))
 
 
-def test_values_of_a_rebatched_model_raise() -> None:
-    grouped = onnx2jax.convert(flattened(), rebatch=True)
-    with pytest.raises(InputNameError, match=r"no value 'r'; rebatch= .* the model converted without rebatch="):
-        grouped.cut(outputs=["r"])
-    with pytest.raises(InputNameError, match="the outputs are 'y'; rebatch= runs"):
-        grouped.values(np.zeros((2, 3, 2, 2), np.float32), names="r")
+def test_nodes_of_a_rebatched_model_are_seen_and_cut(tmp_path: Any) -> None:
+    proto = attention()
+    original, free = onnx2jax.convert(proto), onnx2jax.convert(proto, rebatch=True)
+    x = RNG.normal(size=(3, 4, 6)).astype(np.float32)
+    alone, values = [original.values(x[i : i + 1]) for i in range(3)], free.values(x)
+    for name, found in values.items():  # some begin with the batch, of one, others with positions or heads
+        parts = [v[name] for v in alone]
+        joined = np.concatenate(parts) if parts[0].shape[0] == 1 else np.stack(parts)
+        np.testing.assert_allclose(found, joined, rtol=1e-5, atol=1e-6, err_msg=name)
+    rows = {row.name: row for row in free.summary(x).nodes}
+    assert [*rows] == [n.name for n in original.graph.nodes]
+    assert rows["split"].outputs == {"h": "float32[3, 4, 2, 3]"} and rows["g"].flops == 3 * 2 * 4 * 6 * 6
+    assert "unmerge" in free.draw(tmp_path / "free.html", inputs={"x": x}).read_text()
+    part = free.cut(outputs=["o"])
+    plain = onnx2jax.convert(part.save(tmp_path / "part.onnx"))
+    np.testing.assert_allclose(part(x), values["o"], rtol=1e-5, atol=1e-6)
+    for whole in (plain, part.with_options(rebatch=False)):
+        assert whole.inputs[0].shape == (1, 4, 6)
+        np.testing.assert_allclose(whole(x[:1]), values["o"][0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(free.simplified()(x), values["y"], rtol=1e-5, atol=1e-6)
+
+
+def test_the_summary_of_a_rebatched_model_may_need_a_value() -> None:
+    reshape = helper.make_node("Reshape", ["x", "shape"], ["y"], "reshape")
+    inputs = [value("x", np.float32, [1, 4]), value("shape", np.int64, [3])]
+    free = onnx2jax.convert(model([reshape], inputs, [value("y", np.float32, [1, None, None])]), rebatch={"x": 0})
+    found = free.summary({"x": (3, 4), "shape": ints(1, 2, 2)})
+    assert found.nodes[0].outputs == {"y": "float32[3, 2, 2]"} and found.nodes[0].flops == 0
+
+
+def test_a_part_of_a_rebatched_model_needs_its_batch_axis() -> None:
+    proto = pairs()
+    free = onnx2jax.convert(proto, rebatch=True)
+    with pytest.raises(RebatchError, match=r"batch axis of input r: None is unknown: declare .*infer_shapes"):
+        free.cut(inputs="r")
+    proto.graph.value_info.append(value("r", np.float32, [2, 6, 1]))
+    free = onnx2jax.convert(proto, rebatch=True)
+    x = RNG.normal(size=(4, 3, 2)).astype(np.float32)
+    np.testing.assert_array_equal(free.cut(inputs="r")(free.values(x, names="r")["r"]), free(x))
+    proto.graph.value_info[0].CopyFrom(value("r", np.float32, [6, 2]))
+    with pytest.raises(RebatchError, match=r"cut the model .* with_options\(rebatch=\{'r': axis\}\)"):
+        onnx2jax.convert(proto, rebatch=True).cut(inputs="r")

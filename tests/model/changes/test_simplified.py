@@ -474,8 +474,6 @@ def test_a_bucket_and_static_values_are_kept() -> None:
 
 def test_training_info_and_options_that_change_the_graph_are_refused() -> None:
     proto = text_model("g (float[1, 2] x) => (float[1, 2] y) { y = Mul(x, w) }", w=normal(2))
-    with pytest.raises(UnsupportedError, match="converted with rebatch= cannot be simplified"):
-        onnx2jax.convert(proto, rebatch=True).simplified()
     with pytest.raises(UnsupportedError, match="converted with dtype= cannot be simplified"):
         onnx2jax.convert(proto, dtype="bfloat16").simplified()
     proto.training_info.add()
