@@ -89,6 +89,8 @@ def described(row: dict[str, Any]) -> str:
         times = (f"{n} {t['convert wall'] + t['call wall']:.2f} s" for n, t in row["ready"].items())
         needed = row["memory"]["weights and activations"]
         return "  ".join([*times, f"memory x {row['memory'][OURS] / needed:.1f}"])
+    if "sizes" in row:
+        return "  ".join(f"{n} {t['convert wall'] + t['call wall']:.2f} s" for n, t in row["sizes"].items())
     ours = row["seconds"][OURS]["median"]
     against = (f"{rival} {r['paired'][1]:.2f}" for rival, r in row["ratios"].items())
     return f"{ours * 1e3:10.3f} ms  " + "  ".join(against)

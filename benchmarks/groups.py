@@ -13,7 +13,7 @@ import numpy as np
 
 import onnx2jax
 
-from . import calls, harness, in_torch, models, networks, operators, startup
+from . import calls, harness, in_torch, models, networks, operators, sizes, startup
 from .harness import Call
 from .rivals import ORT, OURS, Mismatch, checked, rivals, session
 
@@ -154,10 +154,25 @@ def _ready(settings: Settings, path: Path, feeds: Mapping[str, np.ndarray]) -> R
     }
 
 
+def sized(settings: Settings) -> Rows:  # noqa: ARG001  (one process each: they take minutes)
+    """Seconds and peak bytes of files of growing size, onnxruntime's beside ours."""
+    for name, make in sizes.SIZES.items():
+        yield name, partial(_sized, make)
+
+
+def _sized(make: Callable[[Path], networks.Network]) -> Row:
+    with TemporaryDirectory() as folder:
+        network, inputs = make(Path(folder)), Path(folder) / "inputs.npz"
+        np.savez(inputs, allow_pickle=False, **network.feeds)
+        kinds = {OURS: "ours", ORT: "onnxruntime"}
+        return {"sizes": {name: startup.measured(kind, network.path, inputs, 1) for name, kind in kinds.items()}}
+
+
 GROUPS: Final[dict[str, Callable[[Settings], Rows]]] = {
     "models": real,
     "networks": synthetic,
     "operators": single,
     "calls": called,
     "ready": ready,
+    "sizes": sized,
 }

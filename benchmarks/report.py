@@ -23,6 +23,7 @@ TITLES: Final = {
     "operators": "Single operators",
     "calls": "Calls with almost nothing to compute",
     "ready": "Until a model is ready",
+    "sizes": "Large files",
 }
 HEAD: Final = """# Performance
 
@@ -61,7 +62,9 @@ def page(figures: Mapping[str, Any], plot: str | None = None, newest: Mapping[st
         parts.append(f"![Models by their time relative to onnxruntime's]({plot})")
     used: set[Explanation] = set()
     for group, rows in groups.items():
-        if group != "ready":
+        if group == "sizes":
+            parts += _sizes(rows)
+        elif group != "ready":
             parts += [f"## {TITLES.get(group, group)}", _folded(f"{len(_timed(rows))} rows", _table(group, rows, used))]
             parts += _failed(rows)
         else:
@@ -159,6 +162,13 @@ def _explained(each: Explanation, level: str) -> Iterator[str]:
         yield _folded("What was tried", "\n".join(f"- {tried}" for tried in each.tried))
 
 
+def _until_ready(taken: Mapping[str, float]) -> str:
+    """Seconds, and in brackets seconds of processor time by step."""
+    compiling = [taken["compile work"]] if "compile work" in taken else []
+    steps = [taken["convert work"], taken["call work"] - sum(compiling), *compiling]
+    return f"{taken['convert wall'] + taken['call wall']:.2f} ({' + '.join(f'{s:.2f}' for s in steps)})"
+
+
 def _ready(rows: Rows) -> Iterator[str]:
     """Two tables: seconds and bytes."""
     timed = {name: row for name, row in rows.items() if "ready" in row}
@@ -173,11 +183,7 @@ def _ready(rows: Rows) -> Iterator[str]:
     lines = []
     for name, row in timed.items():
         cells = [name]
-        for kind in kinds:
-            t = row["ready"][kind]
-            parts = [t["convert work"], t["call work"] - t.get("compile work", 0.0)]
-            parts += [t["compile work"]] if "compile work" in t else []
-            cells.append(f"{t['convert wall'] + t['call wall']:.2f} ({' + '.join(f'{p:.2f}' for p in parts)})")
+        cells += [_until_ready(row["ready"][kind]) for kind in kinds]
         lines.append(cells)
     yield _lines(["", *kinds], lines)
     yield from (text, *tried)
@@ -196,6 +202,25 @@ def _ready(rows: Rows) -> Iterator[str]:
         lines.append([name, f"{memory['weights'] / 1e6:.0f}", f"{needed / 1e6:.0f}", *used])
     yield _lines(["", "weights", "weights and activations", OURS, "onnxruntime"], lines)
     yield from (text, *tried)
+
+
+def _sizes(rows: Rows) -> Iterator[str]:
+    """Seconds and memory by the size of the file."""
+    yield f"## {TITLES['sizes']}"
+    yield (
+        "Seconds from the file to the first result in a fresh process, with the processor time of its steps as above, "
+        "and the GB by which the process grows at most."
+    )
+    lines = []
+    for name, row in rows.items():
+        if "sizes" not in row:
+            continue
+        cells = [name]
+        for each in row["sizes"].values():
+            cells += [_until_ready(each), f"{(each['peak'] - each['before']) / 1e9:.2f}"]
+        lines.append(cells)
+    yield _lines(["", OURS, "GB", "onnxruntime", "GB"], lines)
+    yield from _failed(rows)
 
 
 def _failed(rows: Rows) -> Iterator[str]:

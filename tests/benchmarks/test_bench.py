@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 import onnx2jax
-from benchmarks import bench, gate, groups, harness, models, notes, passes, report, rivals, startup, thunks
+from benchmarks import bench, gate, groups, harness, models, notes, passes, report, rivals, sizes, startup, thunks
 from benchmarks.groups import Settings
 from benchmarks.net import Net
 from onnx2jax.jaxpr import pipeline
@@ -59,6 +59,23 @@ def test_the_page_links_slower_rows_to_one_explanation(monkeypatch: pytest.Monke
     assert notes.HOST.text not in page
     assert "- **wrong**: Mismatch: wrong: onnx2jax differs" in page
     assert "Load average while measuring: 0.1 to 0.2." in page
+
+
+def test_large_files_have_a_table_of_their_own() -> None:
+    ours = {"convert wall": 1.0, "call wall": 2.0, "convert work": 1.0, "call work": 2.5, "compile work": 1.5}
+    theirs = {"convert wall": 0.5, "call wall": 0.25, "convert work": 0.5, "call work": 0.25}
+    row = {"onnx2jax": {**ours, "before": 1e9, "peak": 2e9}, "onnxruntime": {**theirs, "before": 1e9, "peak": 1.5e9}}
+    page = report.page({**FIGURES, "groups": {"sizes": {"1,000 nodes": {"sizes": row}}}})
+    assert "| 1,000 nodes | 3.00 (1.00 + 1.00 + 1.50) | 1.00 | 0.75 (0.50 + 0.25) | 0.50 |" in page
+
+
+def test_files_of_growing_size_are_made(tmp_path: Path) -> None:
+    network = sizes.nodes(tmp_path, 40)
+    model = onnx2jax.convert(network.path)
+    assert 40 <= len(model.graph.nodes) < 60
+    assert np.isfinite(model.run(None, dict(network.feeds))[0]).all()
+    wide = sizes.weights(tmp_path, 1)
+    np.testing.assert_allclose(onnx2jax.convert(wide.path).run(None, dict(wide.feeds))[0].std(), 1, rtol=0.1)
 
 
 def test_the_summary_groups_models_by_class() -> None:
