@@ -44,8 +44,8 @@ def weights(folder: Path, layers: int) -> Network:
             file.write(block)
             tensors.append(tensor)
             steps.append(helper.make_node("MatMul", [f"x{i}", f"w{i}"], [f"x{i + 1}"]))
-    ends = (helper.make_tensor_value_info(f"x{i}", TensorProto.FLOAT, [1, WIDTH]) for i in (0, layers))
-    graph = helper.make_graph(steps, "layers", *([end] for end in ends), tensors)
+    x, y = (helper.make_tensor_value_info(f"x{i}", TensorProto.FLOAT, [1, WIDTH]) for i in (0, layers))
+    graph = helper.make_graph(steps, "layers", [x], [y], tensors)
     path = folder / "model.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=8), path)
     return Network(f"{layers * len(block) / 1e9:.1f} GB", path, {"x0": np.ones((1, WIDTH), np.float32)})

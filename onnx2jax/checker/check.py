@@ -91,16 +91,7 @@ def check_document(document: Any, label: str, files: ExternalFiles, collector: C
     model.opset_import.add(domain=document.domain, version=max(document.opset_version, 1))
     for function in model.functions:
         function.domain = document.domain
-    importer = Importer(model, files, True, False, collector.error)
-    try:
-        importer.unused_functions()
-        check_graphs(model, importer.opsets, files, collector.note)
-        check_types(model, importer.opsets, collector.note)
-    except OnnxError as e:
-        collector.error(e, label)
-    for node in importer.unsupported:
-        _note_unsupported(node, model, collector)
-    return collector.report()
+    return _checked(model, Importer(model, files, True, False, collector.error), files, collector, label)
 
 
 def check_message(
@@ -122,18 +113,25 @@ def check_message(
             text = f"opset {version} of {domain or 'ai.onnx'} is checked as {newest}, the newest supported"
             collector.note("OR-12", "warning", "model", text)
     check_header(model, collector.note)
+    return _checked(model, importer, files, collector)
+
+
+def _checked(model: Any, importer: Importer, files: ExternalFiles, collector: Collector, document: str = "") -> Report:
+    """The report of a model, or of an operator set ``document``, which has functions but no graph."""
     try:
-        imported = importer.model()
+        imported = None if document else importer.model()
         importer.unused_functions()
-        read_training(model, imported.graph, importer)
+        if imported is not None:
+            read_training(model, imported.graph, importer)
         check_graphs(model, importer.opsets, files, collector.note)
         check_types(model, importer.opsets, collector.note)
-        if collector.report().ok:  # otherwise the graph is incomplete
-            check_shapes(imported.graph, collector.note)
-        for loop in loops.ignored_conditions(imported.graph):
-            collector.note("SC-13", "warning", f"node {loop.name!r}", loops.IGNORED_CONDITION)
+        if imported is not None:
+            if collector.report().ok:  # otherwise the graph is incomplete
+                check_shapes(imported.graph, collector.note)
+            for loop in loops.ignored_conditions(imported.graph):
+                collector.note("SC-13", "warning", f"node {loop.name!r}", loops.IGNORED_CONDITION)
     except OnnxError as e:
-        collector.error(e, "model")
+        collector.error(e, document or "model")
     for node in importer.unsupported:
         _note_unsupported(node, model, collector)
     return collector.report()

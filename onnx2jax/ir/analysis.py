@@ -14,7 +14,6 @@ from typing import Final
 import numpy as np
 
 from ..errors import UnsupportedError
-from ..ops.registry import Operator
 from ..proto.dtypes import HOST_ONLY
 from . import loops
 from .graph import Graph, Node, ancestors
@@ -29,9 +28,8 @@ def static_names(graph: Graph) -> set[str]:
     """Names, the graph's own and captured ones, whose values must be known: they reach Static parameters."""
     names: set[str] = set()
     for node in graph.nodes:
-        operator = node.target
-        if isinstance(operator, Operator):
-            names.update(n for i, n in enumerate(node.inputs) if n and operator.parameter(i) in operator.static)
+        operator = node.operator
+        names.update(n for i, n in enumerate(node.inputs) if n and operator.parameter(i) in operator.static)
         for inner in node.bodies:
             inside = static_names(inner)
             formals = [v.name for v in inner.inputs]
@@ -54,10 +52,8 @@ def _deciding_scalars(node: Node, graph: Graph) -> set[str]:
 
 def _values_read(node: Node) -> Iterator[str]:
     """Names on whose values, not only shapes, the node's outputs depend."""
-    operator = node.target
-    for i, name in enumerate(node.inputs):
-        if name and not (isinstance(operator, Operator) and operator.parameter(i) in operator.shaped):
-            yield name
+    operator = node.operator
+    yield from (n for i, n in enumerate(node.inputs) if n and operator.parameter(i) not in operator.shaped)
     for inner in node.graphs:
         yield from inner.captures
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from ..ops.registry import Operator
+from ..ops.registry import NO_OPERATOR, Operator
 from ..proto.devices import Configuration, NodeDevices
 from ..proto.mapped import is_lazy, load
 from ..proto.names import inside
@@ -47,6 +47,11 @@ class Node:
     """Casts of its operands and results in a model converted with ``dtype`` (see ir/precision.py)."""
 
     @cached_property
+    def operator(self) -> Operator:
+        """The operator that it applies; NO_OPERATOR if it calls a function, or is unsupported."""
+        return self.target if isinstance(self.target, Operator) else NO_OPERATOR
+
+    @cached_property
     def graphs(self) -> tuple[Graph, ...]:
         """The graphs among the attributes."""
         values = (v if isinstance(v, tuple) else (v,) for v in self.attributes.values())
@@ -76,7 +81,7 @@ class Node:
     @property
     def differentiates(self) -> bool:
         """Whether it differentiates values of the graph, named by its attributes."""
-        return isinstance(self.target, Operator) and "derivatives" in self.target.fixtures
+        return "derivatives" in self.operator.fixtures
 
     def __str__(self) -> str:
         return f"node {self.name!r} ({self.domain + '.' if self.domain else ''}{self.op_type}, opset {self.opset})"
@@ -139,8 +144,7 @@ class Graph:
     @cached_property
     def draws(self) -> bool:
         """Whether any node draws random numbers, subgraphs and functions included."""
-        nodes = (node for graph in self.walk() for node in graph.nodes)
-        return any(isinstance(node.target, Operator) and "rng" in node.target.fixtures for node in nodes)
+        return any("rng" in node.operator.fixtures for graph in self.walk() for node in graph.nodes)
 
     def key(self, name: str) -> str:
         """The name of an initializer in ``Model.params``: unique over all graphs of the model."""

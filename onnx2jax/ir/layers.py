@@ -19,10 +19,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..ops.registry import Operator
 from ..proto.mapped import load
 from . import analysis
 from .graph import Graph, Node
+from .siblings import by_bits
 
 FEWEST: Final = 6
 """Nodes that a loop must save: a loop over two layers of Conv and Relu costs more than it saves."""
@@ -94,7 +94,7 @@ class _Search:
         kinds: dict[Any, int] = {}
         self.kinds = np.array([kinds.setdefault(_kind(n), len(kinds)) for n in graph.nodes], np.int64)
         self.able = np.array([_is_able(n) for n in graph.nodes], bool)
-        self.heavy = np.array([isinstance(n.target, Operator) and n.target.heavy for n in graph.nodes], bool)
+        self.heavy = np.array([n.operator.heavy for n in graph.nodes], bool)
         self.producers = {n: (i, o) for i, node in enumerate(graph.nodes) for o, n in enumerate(node.outputs) if n}
         self.static = analysis.static_names(graph)
 
@@ -279,9 +279,7 @@ def _is_able(node: Node) -> bool:
     """Whether a node may be part of a layer: it has no graphs, draws no random numbers, reads nothing unseen."""
     if node.target is None or node.graphs or node.implicit_inputs or node.differentiates:
         return False
-    if isinstance(node.target, Operator):
-        return "rng" not in node.target.fixtures
-    return not node.target.body.draws
+    return "rng" not in node.operator.fixtures and not any(body.draws for body in node.bodies)
 
 
 def _kind(node: Node) -> Any:
@@ -292,18 +290,5 @@ def _kind(node: Node) -> Any:
         for name, d in sorted(node.devices.items())
     ]
     present = tuple(map(bool, node.inputs)), tuple(map(bool, node.outputs))
-    attributes = tuple(sorted((n, _key(v)) for n, v in node.attributes.items()))
+    attributes = tuple((n, by_bits(v)) for n, v in sorted(node.attributes.items()))
     return node.domain, node.op_type, node.opset, id(node.target), attributes, node.casts, present, tuple(devices)
-
-
-def _key(value: Any) -> str:
-    """An attribute's value as text that tells its bits apart; the address of a value of another type."""
-    match value:
-        case np.ndarray() if not value.dtype.hasobject:
-            return f"{value.dtype} {value.shape} {load(value).tobytes()!r}"
-        case tuple() | list():
-            return f"({', '.join(map(_key, value))})"
-        case str() | bytes() | int() | float() | None:
-            return repr(value)
-        case _:
-            return f"{type(value)} {id(value)}"

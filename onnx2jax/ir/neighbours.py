@@ -14,7 +14,6 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from ..ops.registry import Operator
 from .graph import Function, Graph, Node
 
 _SHAPING: Final = frozenset({"Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
@@ -45,11 +44,12 @@ def merging(node: Node, graph: Graph, in_function: bool) -> Iterator[tuple[int, 
         graph: the graph around it.
         in_function: whether that is a function's body, whose inputs any operator may compute.
     """
+    kind = node.operator.merges
     for i, name in enumerate(node.inputs):
         neighbour = _computed(name, graph, in_function)
         if _is_rewritten(node, i, neighbour):
             yield i, "all"
-        elif _kind(node) and (neighbour is True or (neighbour and _merges(node, neighbour, graph))):
+        elif kind and (neighbour is True or (neighbour and _merges(kind, neighbour, graph))):
             yield i, "constant"
 
 
@@ -67,12 +67,8 @@ def _is_rewritten(node: Node, position: int, neighbour: Node | bool) -> bool:
     return True
 
 
-def _merges(node: Node, neighbour: Node, graph: Graph) -> bool:
-    return _kind(neighbour) == _kind(node) and _has_constant(neighbour, graph)
-
-
-def _kind(node: Node) -> str:
-    return node.target.merges if isinstance(node.target, Operator) else ""
+def _merges(kind: str, neighbour: Node, graph: Graph) -> bool:
+    return neighbour.operator.merges == kind and _has_constant(neighbour, graph)
 
 
 def _computed(name: str, graph: Graph, in_function: bool) -> Node | bool:

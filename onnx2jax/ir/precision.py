@@ -27,19 +27,24 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from ..errors import UnsupportedError
-from ..ops.registry import Operator
 from ..proto.dtypes import to_dtype
+from ..proto.mapped import load
 from ..proto.types import TensorType, ValueInfo
-from . import analysis, traits  # noqa: F401  (registers the traits)
+from . import analysis, traits
 from .casts import DOUBLE, WIDE, Casts
 from .graph import Function, Graph, Node, with_graphs
-from .lookups import VIEWS, is_lookup, is_only_subtracted
 from .widening import widened, widened_parameters, with_own_outputs
+
+VIEWS: Final = frozenset(traits.MOVES[""].split()) - {"Gather"}
+"""Operators that only move data: a weight behind them is still a weight."""
+
+TABLE_ROWS: Final = 64
+"""Rows of a table that are read at a time: the first of them tell that it has embeddings."""
 
 
 class Kind(IntEnum):
@@ -116,47 +121,57 @@ def _is_pinned(node: Node) -> bool:
 
 def narrow_parameters(graph: Graph) -> frozenset[str]:
     """The parameters, by Graph.key, that nothing reads in float32: they are stored in the compute dtype."""
-    readers = _Readers()
-    readers.visit(graph, {})
-    kept = {n: v for n, v in analysis.parameters(graph).items() if v.dtype == WIDE and v.size > 1}
-    return frozenset((readers.narrow - readers.wide) & kept.keys())
+    narrow, wide, nothing = set[str](), set[str](), frozenset[str]()
 
+    def visit(graph: Graph, outside: Mapping[str, frozenset[str]]) -> list[frozenset[str]]:
+        """The initializers that outputs of a graph are views of; ``outside`` says it of inputs and captures."""
+        views = {**outside, **{n: frozenset((graph.key(n),)) for n in graph.initializers}}
+        for node in graph.nodes:
+            casts, keys_of = node.casts, {i: views[n] for i, n in enumerate(node.inputs) if n in views}
+            if isinstance(node.target, Function):
+                formals = {f: views[n] for f, n in _formals(node) if n in views}
+                views |= dict(zip(node.outputs, visit(node.target.body, formals), strict=False))
+                continue
+            for body in node.graphs:
+                wide.update(*visit(body, views))
+            if node.op_type in VIEWS and casts is None:
+                views |= dict.fromkeys(node.outputs, nothing.union(*keys_of.values()))
+                continue
+            for i, keys in keys_of.items():
+                reads_narrow = casts is not None and casts.operand == casts.dtype and i not in casts.kept
+                looks_up = node.op_type == "Gather" and i == 0 and casts is not None and casts.operand is None
+                (narrow if reads_narrow or looks_up else wide).update(keys)
+        results = [views.get(v.name, nothing) for v in graph.outputs]
+        if graph.path == "":
+            wide.update(*results)
+        return results
 
-def _operator(node: Node) -> Operator | None:
-    return node.target if isinstance(node.target, Operator) else None
-
-
-def _is_product(node: Node) -> bool:
-    operator = _operator(node)
-    return operator is not None and operator.product
+    visit(graph, {})
+    stored = {n: v for n, v in analysis.parameters(graph).items() if v.dtype == WIDE and v.size > 1}
+    return frozenset((narrow - wide) & stored.keys())
 
 
 def _is_wide(node: Node) -> bool:
     """Whether a node computes in float32: by its operator, or as a square, which leaves the range of float16 at 256."""
-    operator = _operator(node)
     squares = node.op_type == "Mul" and len(set(node.inputs)) == 1
-    return squares or (operator is not None and operator.wide)
+    return squares or node.operator.wide
 
 
 def _values(node: Node) -> Iterator[tuple[int, str]]:
     """The operands whose values flow into the results: not those that decide shapes, or of which only shapes count."""
-    operator = _operator(node)
+    operator = node.operator
     for i, name in enumerate(node.inputs):
-        parameter = None if operator is None else operator.parameter(i)
-        if name and (operator is None or parameter not in operator.static | operator.shaped):
+        if name and operator.parameter(i) not in operator.static | operator.shaped:
             yield i, name
 
 
 def _exact(node: Node) -> frozenset[int]:
     """Positions of the operands that must not be rounded."""
-    operator = _operator(node)
-    if operator is None:
-        return frozenset()
     to = node.attributes.get("to", 0) if (node.domain, node.op_type) == ("", "Cast") else 0
     if isinstance(to, int) and to and to_dtype(to).kind in "biuO":
         return frozenset((0,))
-    names = {*operator.static, *operator.shaped, *operator.exact}
-    return frozenset(i for i in range(len(node.inputs)) if operator.parameter(i) in names)
+    names = {*node.operator.static, *node.operator.shaped, *node.operator.exact}
+    return frozenset(i for i in range(len(node.inputs)) if node.operator.parameter(i) in names)
 
 
 @dataclass
@@ -183,8 +198,8 @@ class _Narrowing:
             body = node.target.body
             inside = self.active(body, frozenset(f for f, n in _formals(node) if n in active))
             return [o for o, v in zip(node.outputs, body.outputs, strict=False) if v.name in inside]
-        multiplies = any(_is_product(n) for g in node.graphs for inner in g.walk() for n in inner.nodes)
-        starts = _is_product(node) or multiplies or is_lookup(node, constants, self.dtype)
+        multiplies = any(n.operator.product for g in node.graphs for inner in g.walk() for n in inner.nodes)
+        starts = node.operator.product or multiplies or _is_lookup(node, constants, self.dtype)
         is_active = starts or not reads.isdisjoint(active)
         return node.outputs if is_active else ()
 
@@ -214,7 +229,7 @@ class _Narrowing:
         wanted_here, need = self._wanted(node, needs), Need.ANY
         if _is_pinned(node):
             need = Need.OUTPUT
-        elif _is_product(node):
+        elif node.operator.product:
             first = active.isdisjoint(n for _, n in _values(node))
             if first and wanted_here == Need.EXACT:
                 need = wanted_here
@@ -243,7 +258,7 @@ class _Narrowing:
         needs = self.needs(graph, active, wanted)
         activity = self.active(graph, active)
         kinds = {**kinds, **dict.fromkeys(graph.initializers, Kind.CONSTANT), "": Kind.CONSTANT}
-        products = [n for n in graph.nodes if _is_product(n) and not _is_pinned(n)]
+        products = [n for n in graph.nodes if n.operator.product and not _is_pinned(n)]
         multiplied = {n for node in products for i, n in _values(node) if i not in _exact(node)}
         multiplied.difference_update(n for node in graph.nodes if _is_pinned(node) for n in node.inputs)
         nodes = []
@@ -288,12 +303,12 @@ class _Narrowing:
         if _is_pinned(node):
             return node, kind if kind == Kind.CONSTANT else Kind.LONG
         wanted = self._wanted(node, needs)
-        if _is_product(node):
+        if node.operator.product:
             if kind == Kind.CONSTANT or (wanted == Need.EXACT and kind == Kind.GIVEN and active.isdisjoint(names)):
                 return node, kind
             return node, Kind.LONG if wanted >= Need.OUTPUT else Kind.NARROW
-        if is_lookup(node, graph.initializers, self.dtype) and kind == Kind.GIVEN:
-            exact = wanted == Need.EXACT or is_only_subtracted(graph, node.outputs[0])
+        if _is_lookup(node, graph.initializers, self.dtype) and kind == Kind.GIVEN:
+            exact = wanted == Need.EXACT or _is_only_subtracted(graph, node.outputs[0])
             return node, kind if exact else Kind.NARROW
         if kind == Kind.NARROW and (wanted >= Need.WIDE or _is_wide(node)):
             kind = Kind.LONG
@@ -322,11 +337,10 @@ class _Narrowing:
         if _is_pinned(node):
             return Casts(narrow, WIDE, result, kept, pinned=True)
         given = {i: n for i, n in _values(node) if kinds[n] <= Kind.GIVEN and i not in kept}
-        if _is_product(node) and kind >= Kind.NARROW:
+        if node.operator.product and kind >= Kind.NARROW:
             return Casts(narrow, narrow, result, kept, frozenset(i for i, n in given.items() if n not in weights))
         if kind == Kind.NARROW and not node.graphs:
-            operator = _operator(node)
-            return Casts(narrow, None, narrow, kept, frozenset(given if operator and operator.broadcasts else ()))
+            return Casts(narrow, None, narrow, kept, frozenset(given if node.operator.broadcasts else ()))
         return Casts(narrow, WIDE, result, kept)
 
 
@@ -336,35 +350,33 @@ def _formals(node: Node) -> list[tuple[str, str]]:
     return [(v.name, n) for v, n in zip(function.body.inputs, node.inputs, strict=False) if n]
 
 
-@dataclass
-class _Readers:
-    """Initializers, by Graph.key, that are read in the compute dtype, and those that are read in float32."""
+def _is_lookup(node: Node, constants: Mapping[str, Any], dtype: np.dtype) -> bool:
+    """Whether a node takes rows of a table of embeddings, that is, of anything but integers that ``dtype`` rounds.
 
-    narrow: set[str] = field(default_factory=set)
-    wide: set[str] = field(default_factory=set)
+    bfloat16 has no 257: as a position or an id it would be another one.
 
-    def visit(self, graph: Graph, outside: Mapping[str, frozenset[str]]) -> list[frozenset[str]]:
-        """The initializers that outputs of a graph are views of; ``outside`` says it of inputs and captures."""
-        views = {**outside, **{n: frozenset((graph.key(n),)) for n in graph.initializers}}
-        nothing: frozenset[str] = frozenset()
-        for node in graph.nodes:
-            found = {i: views[n] for i, n in enumerate(node.inputs) if n in views}
-            if isinstance(node.target, Function):
-                formals = {f: views[n] for f, n in _formals(node) if n in views}
-                results = self.visit(node.target.body, formals)
-                views |= dict(zip(node.outputs, results, strict=False))
-                continue
-            for body in node.graphs:
-                self.wide.update(*self.visit(body, views))
-            if node.op_type in VIEWS and node.casts is None:
-                views |= dict.fromkeys(node.outputs, nothing.union(*found.values()))
-                continue
-            for i, keys in found.items():
-                casts = node.casts
-                reads_narrow = casts is not None and casts.operand == casts.dtype and i not in casts.kept
-                looks_up = node.op_type == "Gather" and i == 0 and casts is not None and casts.operand is None
-                (self.narrow if reads_narrow or looks_up else self.wide).update(keys)
-        results = [views.get(v.name, nothing) for v in graph.outputs]
-        if graph.path == "":
-            self.wide.update(*results)
-        return results
+    Args:
+        node: any node of a graph.
+        constants: the graph's initializers, by name.
+        dtype: the compute dtype.
+    """
+    table: Any = constants.get(node.inputs[0]) if node.op_type == "Gather" else None
+    if getattr(table, "ndim", 0) < 2:
+        return False
+    rounds = False
+    for i in range(0, len(table) if table.dtype == WIDE else 0, TABLE_ROWS):
+        rows = load(table[i : i + TABLE_ROWS])
+        if np.any(np.trunc(rows) != rows):
+            return True
+        with np.errstate(over="ignore"):
+            rounds = rounds or bool(np.any(rows.astype(dtype) != rows))
+    return not rounds
+
+
+def _is_only_subtracted(graph: Graph, name: str) -> bool:
+    """Whether subtractions alone read a value, or views of it: a difference of rounded operands may be all error."""
+    readers = [node for node in graph.nodes if name in node.reads]
+    return bool(readers) and all(
+        node.op_type == "Sub" or (node.op_type in VIEWS and _is_only_subtracted(graph, node.outputs[0]))
+        for node in readers
+    )

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..ops.registry import Operator
+from ..ops.registry import NO_OPERATOR
 from .graph import Graph, Node
 
 LARGEST: Final = 64
@@ -32,29 +32,24 @@ def siblings(graph: Graph) -> list[tuple[Node, ...]]:
 
 
 def _joins(node: Node) -> bool:
-    return isinstance(node.target, Operator) and node.target.together is not None and node.is_plain
+    return node.operator.together is not None and node.is_plain
 
 
 def _is_pure(node: Node) -> bool:
-    operator = node.target
-    return isinstance(operator, Operator) and node.is_plain and operator.fixtures.isdisjoint({"rng", "derivatives"})
+    draws = not node.operator.fixtures.isdisjoint({"rng", "derivatives"})
+    return node.operator is not NO_OPERATOR and node.is_plain and not draws
 
 
 def application(node: Node, inputs: tuple[str, ...]) -> Any:
-    """A key of what a node computes from its inputs; the node itself where its attributes cannot be compared."""
+    """A key of what a node computes from its inputs."""
     attributes = tuple((k, by_bits(v)) for k, v in sorted(node.attributes.items()))
-    key = node.domain, node.op_type, node.opset, inputs, len(node.outputs), attributes, node.casts
-    try:
-        hash(key)
-    except TypeError:
-        return node
-    return key
+    return node.domain, node.op_type, node.opset, inputs, len(node.outputs), attributes, node.casts
 
 
 def by_bits(value: Any) -> Any:
-    """A key of a value: its type and bits."""
-    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-        return value.dtype, value.shape, value.tobytes()
-    if isinstance(value, tuple):
-        return tuple(map(by_bits, value))
+    """A key of an attribute's value: its type and bits; of a graph, its identity."""
+    if isinstance(value, np.ndarray):
+        return value.dtype, value.shape, tuple(value.flat) if value.dtype.hasobject else value.tobytes()
+    if isinstance(value, tuple | list):
+        return type(value), *map(by_bits, value)
     return type(value), repr(value) if isinstance(value, float) else value  # 0.0 == -0.0

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..limits import MOST_CANCELLED
+from ..ops.window import pad_numpy
 from .program import Equation, is_literal, literal_value
 
 Rule = Callable[..., Any]
@@ -32,24 +33,9 @@ def _bitcast(x: Any, dtype: np.dtype[Any]) -> Any:
     return np.ascontiguousarray(x).view(dtype)[..., 0] if wider else x.view(dtype)
 
 
-def _pad(x: Any, value: Any, *, padding_config: Any) -> Any:
-    extents = [(low, n, low + n + high) for n, (low, high, _) in zip(x.shape, padding_config, strict=True)]
-    padded = np.full([n for *_, n in extents], value, x.dtype)
-    padded[tuple(slice(low, low + n) for low, n, _ in extents)] = x
-    return padded
-
-
-def _slice(x: Any, *, start_indices: Any, limit_indices: Any, strides: Any) -> Any:
-    return x[index_of(start_indices, limit_indices, strides)]
-
-
 def index_of(start_indices: Any, limit_indices: Any, strides: Any) -> tuple[slice, ...]:
     """The index of what lax.slice takes."""
     return tuple(map(slice, start_indices, limit_indices, strides or (1,) * len(start_indices)))
-
-
-def _split(x: Any, *, sizes: Any, axis: int) -> Any:
-    return np.split(x, np.cumsum(sizes)[:-1], axis)
 
 
 class Unfoldable(Exception):
@@ -121,7 +107,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "iota": lambda *, dtype, shape, dimension, **_: _broadcast(
         np.arange(shape[dimension], dtype=dtype), shape=shape, broadcast_dimensions=(dimension,)
     ),
-    "pad": _pad,
+    "pad": lambda x, value, *, padding_config: pad_numpy(x, value, padding_config),
     "reduce_sum": lambda x, *, axes, **_: x.sum(axes, dtype=x.dtype),
     "reshape": lambda x, *, new_sizes, **_: np.reshape(x, new_sizes),
     "rev": lambda x, *, dimensions: np.flip(x, dimensions),
@@ -129,8 +115,8 @@ RULES: Final[Mapping[str, Rule]] = {
     "select_n": lambda which, *cases: np.where(which, cases[1], cases[0]),
     "shift_left": _elementwise(np.left_shift),
     "shift_right_logical": _elementwise(np.right_shift),
-    "slice": _slice,
-    "split": _split,
+    "slice": lambda x, **bounds: x[index_of(**bounds)],
+    "split": lambda x, *, sizes, axis: np.split(x, np.cumsum(sizes)[:-1], axis),
     "squeeze": lambda x, *, dimensions: np.squeeze(x, dimensions),
     "stack": lambda *xs, axis: np.stack(xs, axis),
     "transpose": lambda x, *, permutation: np.transpose(x, permutation),

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, ParamSpec, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import jax
 import numpy as np
@@ -339,27 +339,19 @@ def splice(
     branch: Branch | None = None,
 ) -> list[Equation]:
     """The equations of a program with these operands, whose result becomes that of an equation."""
-    (output,), (equations, result) = equation.outputs, instantiate(program, operands, constants, branch)
+    names = dict(zip(program.inputs, operands, strict=True))
+    equations = [*inline(program.equations, names, constants, branch or branch_for("cpu"))]
+    constants.update(program.constants)
+    (output,), result = equation.outputs, substitute(program.outputs[0], names)
     return [
         e.replace(outputs=[output if v is result else v for v in e.outputs]).located_at(equation) for e in equations
     ]
 
 
-def instantiate(
-    program: Program, operands: Sequence[Any], constants: dict[Any, Any], branch: Branch | None = None
-) -> tuple[list[Equation], Any]:
-    """The equations of a program with these operands, inlined, and the variable of its first output."""
-    names = dict(zip(program.inputs, operands, strict=True))
-    equations = [*inline(program.equations, names, constants, branch or branch_for("cpu"))]
-    constants.update(program.constants)
-    return equations, substitute(program.outputs[0], names)
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def portable(function: Callable[P, R]) -> Callable[P, R]:
+def portable(function: F) -> F:
     """The function, traced into primitives that every reader of jaxprs knows.
 
     A converted model has branches by platform (``lax.platform_dependent``) and, called in JAX's 32-bit mode, a
@@ -376,15 +368,13 @@ def portable(function: Callable[P, R]) -> Callable[P, R]:
     False
     """
 
-    whole: Callable[..., Any] = function
-
-    @functools.wraps(whole)
+    @functools.wraps(function)
     def call(*args: Any) -> Any:
         leaves, structure = jax.tree.flatten(args)
         with compat.enable_x64():
-            traced = jax.make_jaxpr(lambda *xs: whole(*jax.tree.unflatten(structure, xs)), return_shape=True)
+            traced = jax.make_jaxpr(lambda *xs: function(*jax.tree.unflatten(structure, xs)), return_shape=True)
             closed, shapes = traced(*leaves)
             results = as_function(Program.of(closed).inlined(branch_for("")).closed())(*leaves)
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
-    return cast("Callable[P, R]", call)
+    return cast(F, call)

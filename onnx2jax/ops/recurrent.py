@@ -13,6 +13,7 @@ from .. import compat
 from ..limits import RECURRENT_UNROLL
 from .activation import sigmoid
 from .arrays import accumulator, check_shape, is_known, widen, xp
+from .linalg import product
 from .registry import op, taking
 
 CLIP = "clip bounds the input of each activation, in LSTM also the cell state before h, as specified"
@@ -70,8 +71,8 @@ def activation_functions(names, count, alphas, betas, clip, direction):
 
 def rnn_cell(_, recur, __, f):
     """RNN: a step (input projection per gate, states) -> new states."""
-    product = recur()
-    return lambda gates, states: (f(gates[0] + product(states[0])),)
+    projection = recur()
+    return lambda gates, states: (f(gates[0] + projection(states[0])),)
 
 
 def gru_cell(linear_before_reset, _, recur, bias, f, g):
@@ -90,12 +91,12 @@ def gru_cell(linear_before_reset, _, recur, bias, f, g):
 
 def lstm_cell(P, input_forget, d, recur, _, f, g, h):
     """LSTM with gates i, o, f, c and optional peepholes P [directions, 3 * size] from the cell state to i, o and f."""
-    product = recur()
+    projection = recur()
 
     def step(gates, states):
         hidden, cell = states
         p = None if P is None else widen(P)[d].reshape(3, cell.shape[1])
-        i, o, forget, c = (x + y for x, y in zip(gates, xp.split(product(hidden), 4, axis=-1), strict=True))
+        i, o, forget, c = (x + y for x, y in zip(gates, xp.split(projection(hidden), 4, axis=-1), strict=True))
         i, forget = (i, forget) if p is None else (i + p[0] * cell, forget + p[2] * cell)
         i, forget = f(i), f(forget)
         cell = (1 - i if input_forget else forget) * cell + i * g(c)
@@ -179,10 +180,7 @@ def layer(
 
 def linear(x, w):
     """``x @ w``, contracting the last dimension of x: multiplied in the dtype of w, accumulated in float32."""
-    dtype, x = accumulator(w.dtype), x.astype(w.dtype)
-    if is_known((x, w)):
-        return np.matmul(x.astype(dtype), w.astype(dtype))
-    return lax.dot_general(x, w, (((x.ndim - 1,), (0,)), ((), ())), preferred_element_type=dtype)
+    return product(x.astype(w.dtype), w, accumulator(w.dtype))
 
 
 def recurrent_projection(R, batch):

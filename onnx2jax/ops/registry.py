@@ -167,6 +167,9 @@ class Operator:
         )
 
 
+NO_OPERATOR: Final = Operator("", "", 0, None)
+"""Stands for the operator of a node that calls a function: it declares nothing, and has no traits."""
+
 Wrapper = Callable[[Callable[..., Any], tuple[str, ...]], Callable[..., Any]]
 """(function, names of its inputs) -> the function in its place."""
 

@@ -101,11 +101,11 @@ def padded(x, window, fill=0, axis=2):
     around = [(0, 0, 0)] * x.ndim
     around[axis : axis + len(window.pads)] = ((*p, 0) for p in window.pads)
     if is_known(x):
-        return _padded_numpy(x, fill, around)
+        return pad_numpy(x, fill, around)
     return lax.pad(x, jnp.array(fill, x.dtype), around)
 
 
-def _padded_numpy(x, fill, around):
+def pad_numpy(x, fill, around):
     """lax.pad of a NumPy array; negative padding removes elements."""
     y = np.full([n + low + high for n, (low, high, _) in zip(x.shape, around, strict=True)], fill, x.dtype)
     inner = tuple(slice(max(low, 0), m - max(high, 0)) for m, (low, high, _) in zip(y.shape, around, strict=True))

@@ -60,24 +60,21 @@ class ExternalFiles:
         fresh = ExternalFiles(self.folder, follow_links=self.follow_links)
         return vars(fresh) | {"buffers": self.buffers, "_seen": seen}
 
-    def read(self, tensor: Any, nbytes: int) -> np.ndarray:
-        """The data of an external TensorProto of ``nbytes`` bytes.
+    def read(self, tensor: Any, nbytes: int, *, lazy: bool = False) -> np.ndarray:
+        """The ``nbytes`` bytes of an external TensorProto; many of them with ``lazy`` as a view of the mapped file.
 
         Raises:
             ExternalDataError: the path leaves the folder, the bounds exceed the file, or the length does not match.
             ExternalDataNotFoundError: the file does not exist.
         """
         source, start = self.locate(tensor, nbytes)
-        return source.read(start, nbytes) if isinstance(source, File) else source[start : start + nbytes]
-
-    def read_lazily(self, tensor: Any, nbytes: int) -> np.ndarray:
-        """Like ``read``, but large tensors are lazy: views of the mapped file, which ``load`` reads."""
-        source, start = self.locate(tensor, nbytes)
-        if isinstance(source, File) and nbytes >= LAZY_BYTES:
+        if isinstance(source, File):
+            if not lazy or nbytes < LAZY_BYTES:
+                return source.read(start, nbytes)
             if source not in self._maps:
                 self._maps[source] = source.mapped()
-            return self._maps[source][start : start + nbytes]
-        return self.read(tensor, nbytes)
+            source = self._maps[source]
+        return source[start : start + nbytes]
 
     def locate(self, tensor: Any, nbytes: int) -> tuple[File | np.ndarray, int]:
         """The file or buffer that holds a tensor's data, and the offset in it."""

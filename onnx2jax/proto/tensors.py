@@ -65,8 +65,7 @@ def _decode(tensor: Any, files: ExternalFiles | None, lazy: bool) -> np.ndarray:
     nbytes = -(-count * row.bits // 8)
     lazy = lazy and row.bits >= 8 and (row.dtype.kind in "fcV" or row.dtype.itemsize == 1) and row.name != "BOOL"
     if external:
-        files = files or ExternalFiles(None)
-        raw = (files.read_lazily if lazy else files.read)(tensor, nbytes)
+        raw = (files or ExternalFiles(None)).read(tensor, nbytes, lazy=lazy)
         return _from_bytes(raw, row, count).reshape(shape)
     if detached is not None:
         _expect(tensor, "raw_data", len(detached), nbytes, "bytes")

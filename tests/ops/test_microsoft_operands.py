@@ -12,7 +12,7 @@ import pytest
 from onnx2jax import compat
 from onnx2jax.errors import OnnxError
 from onnx2jax.ops import registry
-from onnx2jax.ops.microsoft.operands import SHAPES
+from onnx2jax.ops.microsoft import SHAPES
 from tests.ops.test_microsoft import MICROSOFT, real
 from tests.ops.test_microsoft_types import TABLE
 from tests.support.helpers import run_op

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from inspect import Parameter
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import jax
 import numpy as np
@@ -82,22 +82,28 @@ def encoder_decoder(encoder, decoder, ids, mask, start, pad, beams):
 SHARED = "a KV cache buffer shared by past and present is unsupported; export the decoder with a growing past"
 
 
-class Task(NamedTuple):
+class Task:
     """A generation: the initial sequences, the decoding steps and the constraints on the next token."""
 
-    sequences: np.ndarray
-    steps: Any
-    max_length: int
-    vocab_size: int
-    pad: int
-    eos: int
-    ngram: int
-    min_length: int
-    penalty: float
-    vocab_mask: np.ndarray | None
-    prefix_vocab_mask: np.ndarray | None
-    process: Any = None
-    """An additional logits processor (scores, sequences) -> scores, or None."""
+    def __init__(
+        self, ids, steps, max_length, min_length, penalty, vocab_mask, prefix_vocab_mask, beams, vocab_size, pad, eos,
+        ngram, process=None,
+    ):  # fmt: skip
+        """Continues ids [batch, length], with the constraints given by a node's inputs.
+
+        ``process`` is an additional logits processor (scores, sequences) -> scores, or None.
+        """
+        masks = [None if m is None else np.asarray(m).astype(np.int32) for m in (vocab_mask, prefix_vocab_mask)]
+        self.vocab_mask, self.prefix_vocab_mask = masks
+        check_shapes({"batch": len(ids)}, prefix_vocab_mask=(self.prefix_vocab_mask, "batch vocab"))
+        self.penalty = scalar(penalty, 1.0)
+        self.min_length, self.max_length = scalar(min_length, 0), scalar(max_length, 0)
+        if self.penalty <= 0:
+            raise ValueError(f"repetition_penalty ({self.penalty}) must be positive")
+        if self.max_length <= ids.shape[1]:
+            raise ValueError(f"max_length ({self.max_length}) must exceed the prompt's {ids.shape[1]} tokens")
+        self.sequences, self.steps, self.vocab_size = np.repeat(ids, beams, axis=0), steps, vocab_size
+        self.pad, self.eos, self.ngram, self.process = pad, eos, ngram, process
 
     def scores(self, logits, sequences, *, logarithmic=False):
         """Scores [rows, vocab] of the token after sequences [rows, length]: the last logits, constrained."""
@@ -161,23 +167,7 @@ def task(
         steps = encoder_decoder(encoder, decoder, ids, mask, decoder_start_token_id, pad_token_id, beams)
         ids = np.full((len(ids), 1), decoder_start_token_id, np.int32)
     limits = max_length, min_length, penalty, *masks
-    return task_of(ids, steps, *limits, beams, vocab_size, pad_token_id, eos_token_id, no_repeat_ngram_size)
-
-
-def task_of(
-    ids, steps, max_length, min_length, penalty, vocab_mask, prefix_vocab_mask, beams, vocab_size, pad, eos, ngram,
-    process=None,
-):  # fmt: skip
-    """The Task that continues ids [batch, length], with the constraints given by a node's inputs."""
-    penalty, length = scalar(penalty, 1.0), scalar(max_length, 0)
-    masks = [None if m is None else np.asarray(m).astype(np.int32) for m in (vocab_mask, prefix_vocab_mask)]
-    check_shapes({"batch": len(ids)}, prefix_vocab_mask=(masks[1], "batch vocab"))
-    if penalty <= 0:
-        raise ValueError(f"repetition_penalty ({penalty}) must be positive")
-    if length <= ids.shape[1]:
-        raise ValueError(f"max_length ({length}) must exceed the prompt's {ids.shape[1]} tokens")
-    constraints = ngram, scalar(min_length, 0), penalty, *masks, process
-    return Task(np.repeat(ids, beams, axis=0), steps, length, vocab_size, pad, eos, *constraints)
+    return Task(ids, steps, *limits, beams, vocab_size, pad_token_id, eos_token_id, no_repeat_ngram_size)
 
 
 HOST = f"a host loop with compiled steps; {SHARED}"

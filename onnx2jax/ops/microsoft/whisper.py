@@ -9,7 +9,7 @@ import numpy as np
 from ..arrays import check_shapes
 from ..registry import Static, op
 from . import MICROSOFT
-from .generation import HOST, LOWEST, OWN, SHARED, beam_counts, check_names, run_beam_search, scalar, task_of
+from .generation import HOST, LOWEST, OWN, SHARED, Task, beam_counts, check_names, run_beam_search, scalar
 
 MAX_INITIAL_TIMESTAMP = 50
 """The index of the last timestamp that may come first, in steps of 20 ms."""
@@ -112,5 +112,5 @@ def whisper_beam_search(
     steps = decoding_steps(decoder, states, logits, count)
     limits = max_length, min_length, repetition_penalty, vocab_mask, prefix_vocab_mask
     sizes = count, vocab_size, pad_token_id, eos_token_id, no_repeat_ngram_size
-    task = task_of(start, steps, *limits, *sizes, process)
+    task = Task(start, steps, *limits, *sizes, process)
     return run_beam_search(task, count, returned, early_stopping, length_penalty, repetition_penalty)

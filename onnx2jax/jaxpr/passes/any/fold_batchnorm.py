@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 from jax import lax
@@ -44,11 +44,8 @@ SCALES: Final = ("mul", "div")
 AFFINE: Final = ("add", "sub", *SCALES)
 
 
-class Link(NamedTuple):
-    """An equation that scales or shifts each channel, and the variable, or literal, it does so by."""
-
-    equation: Equation
-    by: Any
+Link = tuple[Equation, Any]
+"""An equation that scales or shifts each channel, and the variable, or literal, it does so by."""
 
 
 def fold(program: Program, branch: Branch) -> Program:
@@ -63,10 +60,10 @@ def fold(program: Program, branch: Branch) -> Program:
     new, traced = {id(e): [e] for e in program.equations}, dict[Any, Program]()
     for convolution in filter(uses.can_fold_into, program.equations):
         chain = uses.chain(convolution)
-        if any(link.equation.name in SCALES for link in chain):
-            for equation in (convolution, *(link.equation for link in chain)):
+        if any(equation.name in SCALES for equation, _ in chain):
+            for equation in (convolution, *(equation for equation, _ in chain)):
                 new[id(equation)] = []
-            new[id(chain[-1].equation)] = _folded(convolution, chain, traced, constants)
+            new[id(chain[-1][0])] = _folded(convolution, chain, traced, constants)
     equations = [e for equation in program.equations for e in new[id(equation)]]
     return program.replace(equations=equations, constants=constants)
 
@@ -113,7 +110,7 @@ class _Uses:
         (value,), chain = convolution.outputs, list[Link]()
         while self.reads[value] == 1 and (link := self._link(self.reader.get(value), value, channel)):
             chain.append(link)
-            (value,) = link.equation.outputs
+            (value,) = link[0].outputs
         return chain
 
     def _link(self, equation: Equation | None, value: Any, channel: int) -> Link | None:
@@ -123,7 +120,7 @@ class _Uses:
         if left is not value and equation.name in ("sub", "div"):
             return None
         by = self._by_channel(right if left is value else left, channel)
-        return None if by is None else Link(equation, by)
+        return None if by is None else (equation, by)
 
     def _by_channel(self, operand: Any, channel: int) -> Any:
         """The scalar, or one number a channel, that an operand broadcasts; None where it varies otherwise."""
@@ -147,13 +144,13 @@ def _folded(
     convolution: Equation, chain: Sequence[Link], traced: dict[Any, Program], constants: dict[Any, Any]
 ) -> list[Equation]:
     """The equations of the convolution, its weights scaled, and of one sum; ``traced`` caches them by types."""
-    names = tuple(link.equation.name for link in chain)
-    operands = [*convolution.inputs, *(link.by for link in chain)]
+    names = tuple(equation.name for equation, _ in chain)
+    operands = [*convolution.inputs, *(by for _, by in chain)]
     types = tuple(map(type_of, operands))
     key = names, types, str(convolution.params)
     if key not in traced:
         traced[key] = Program.traced(partial(_convolved, convolution, names), *operands)
-    return splice(traced[key], convolution.replace(outputs=chain[-1].equation.outputs), operands, constants)
+    return splice(traced[key], convolution.replace(outputs=chain[-1][0].outputs), operands, constants)
 
 
 def _convolved(convolution: Equation, names: Sequence[str], x: Any, w: Any, *operands: Any) -> Any:

@@ -202,7 +202,8 @@ def _frontier(
         if variable not in known or variable in taken:
             continue
         equation, sources = known[variable], roots.get(variable, frozenset())
-        if not (_stays(equation, sources) if sources else variable not in multiplied or _is_small(variable)):
+        is_fused = variable not in multiplied or nbytes(variable) <= SMALL_GROWTH
+        if not (_stays(equation, sources) if sources else is_fused):
             taken[variable] = None
         elif equation is not None and id(equation) not in back:
             back.add(id(equation))
@@ -216,10 +217,6 @@ def _stays(equation: Equation | None, sources: Collection[Any]) -> bool:
         return False
     results, source = sum(map(nbytes, equation.outputs)), sum(map(nbytes, sources))
     return equation.name in CHEAP or results > max(SMALL_GROWTH, MOST_GROWTH * source)
-
-
-def _is_small(variable: Any) -> bool:
-    return nbytes(variable) <= SMALL_GROWTH
 
 
 def _unrepeated(value: Any, dtype: Any) -> np.ndarray:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -165,8 +165,7 @@ class _Microbatch:
         """The batch axis of the result, and which parameters change."""
         first, name = places[0], equation.name
         if name in _ELEMENTWISE:
-            (place,) = found if len(found := {p for p in places if p}) == 1 else self._mixed()
-            return place, {}
+            return _only({p for p in places if p}), {}
         if name == "concatenate" and len({*places}) == 1 and first and equation.params["dimension"] != first.axis:
             return first, {}
         if name == "stack" and len({*places}) == 1 and first:
@@ -198,13 +197,9 @@ class _Microbatch:
             return jax.make_jaxpr(branch)(*types)
 
         branches = tuple(map(smaller, equation.params["branches"]))
-        (place,) = found if len(found) == 1 else self._mixed()
-        if place is None or place == FLAG:
-            raise _Mixed
+        place = _only(found)
+        _require(place not in (None, FLAG))
         return place, {"branches": branches}
-
-    def _mixed(self) -> Any:
-        raise _Mixed
 
 
 def _key(operand: Any) -> Any:
@@ -222,6 +217,12 @@ Found = tuple[Batched, dict[str, Any]]
 def _require(condition: bool) -> None:
     if not condition:
         raise _Mixed
+
+
+def _only(places: Collection[Any]) -> Any:
+    """The only place."""
+    _require(len(places) == 1)
+    return next(iter(places))
 
 
 def _broadcast(part: _Microbatch, equation: Equation, at: Batched) -> Found:

@@ -160,10 +160,14 @@ def _packs(rows: int, k: int, n: int) -> bool:
     if k % BLOCK or n % BLOCK or not is_available():
         return False
     x, w = (np.random.default_rng(0).integers(-128, 128, shape, np.int8) for shape in ((rows, k), (k, n)))
+    return _is_product_of(lambda x, w: product(x, packed(w), n), x, w)
+
+
+def _is_product_of(function: Callable[..., Any], x: np.ndarray, w: np.ndarray) -> bool:
+    """Whether a function, compiled for this processor, gives the exact product of matrices of int8."""
     try:
         with compat.outside(), jax.default_device(jax.local_devices(backend="cpu")[0]):
-            y = jax.jit(lambda x, w: product(x, packed(w), n))(x, w)
-            return bool((np.asarray(y) == x.astype(np.int32) @ w.astype(np.int32)).all())
+            return bool((np.asarray(jax.jit(function)(x, w)) == x.astype(np.int32) @ w.astype(np.int32)).all())
     except (RuntimeError, ValueError):
         return False
 
@@ -193,9 +197,4 @@ def _is_exact() -> bool:
     features = compat.x86_features()
     if not compat.has_onednn() or "avx512_vnni" not in features or "amx_int8" in features:  # XLA has kernels for AMX
         return False
-    x, w = np.full((64, 64), -128, np.int8), np.full((64, 64), 127, np.int8)
-    try:
-        with compat.outside(), jax.default_device(jax.local_devices(backend="cpu")[0]):
-            return bool((np.asarray(jax.jit(product)(x, w)) == -128 * 127 * 64).all())
-    except (RuntimeError, ValueError):
-        return False
+    return _is_product_of(product, np.full((64, 64), -128, np.int8), np.full((64, 64), 127, np.int8))
