@@ -361,6 +361,7 @@ _FIXTURES: dict[str, Callable[[Node, Scope, Context], Any]] = {
     "shards": _shards,
     "extents": lambda node, _, context: _declared(node, context) if context.caller_traces else None,
     "wide": lambda node, *_: node.casts is not None and node.casts.result == np.float32,
+    "double": lambda node, *_: node.casts is not None and node.casts.result == np.float64,
     "dropped": lambda node, _, context: partial(_dropped, node, *context.graphs[:1]),
     "warn": lambda node, _, context: partial(warn, node, context.settings.warned),
     "rng": lambda node, _, context: NoKey(node) if context.rng is None else _fold(context.rng, node),

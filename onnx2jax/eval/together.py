@@ -12,6 +12,8 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
+
 from ..ir.graph import Graph, Node
 from ..ir.siblings import siblings
 from ..ops.registry import Operator
@@ -51,8 +53,8 @@ def _together(*values: Any, group: tuple[Node, ...], alone: Any) -> tuple[Any, .
         calls = []
         for node in group:
             operator.check_choices(node.attributes)
-            fixtures = {"once": once_of(node)} if "once" in operator.fixtures else {}
-            calls.append({**node.attributes, **fixtures})
+            fixtures = {"once": once_of(node), "double": node.casts is not None and node.casts.result == np.float64}
+            calls.append({**node.attributes, **{n: v for n, v in fixtures.items() if n in operator.fixtures}})
         several = operator.together(*values, nodes=calls)
     except Exception:
         return tuple(value for closure in alone for value in closure())

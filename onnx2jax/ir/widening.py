@@ -20,7 +20,9 @@ from . import analysis
 from .casts import DOUBLE, NARROWER, WIDE, Casts
 from .graph import Function, Graph, Node, with_graphs
 
-TYPES: Final = frozenset(("dtype", "output_datatype", "output_dtype", "precision", "softmax_precision", "stash_type", "to"))
+TYPES: Final = frozenset(
+    ("dtype", "output_datatype", "output_dtype", "precision", "softmax_precision", "stash_type", "to")
+)
 """Attributes that name an element type by its code, in the domains of ONNX and onnxruntime."""
 DOMAINS: Final = ("", "ai.onnx.preview", "com.microsoft")
 
@@ -81,7 +83,9 @@ def _of_bits(node: Node) -> Casts | None:
     """The casts of a BitCast: the bits are those of the file's type, which is as wide as that of the result."""
     size = to_dtype(node.attributes["to"]).itemsize
     if size == 2:
-        raise UnsupportedError(f"{node} reads or makes 16-bit numbers, which have no such bits as float64: leave out dtype=")
+        raise UnsupportedError(
+            f"{node} reads or makes 16-bit numbers, which have no such bits as float64: leave out dtype="
+        )
     return Casts(DOUBLE, WIDE, DOUBLE) if size == 4 else None
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 FIXTURES: Final = frozenset(
     {"rng", "n_outputs", "opset", "max_trips", "loop_cond", "derivatives", "compiled", "forward_only", "warn", "once"}
-    | {"shards", "extents", "wide", "dropped"}
+    | {"shards", "extents", "wide", "double", "dropped"}
 )
 """Keyword-only parameters whose arguments the interpreter supplies, to operators that declare them."""
 

@@ -16,7 +16,18 @@ from ..arrays import argmax, is_string, needs_known, xp
 from ..indexing import BOUNDS
 from ..registry import Static, op, taking
 from ..text import find
-from .scores import DOMAIN, LABELS, Transform, batch, class_labels, labels_of, only, transform, two_scores
+from .scores import (
+    DOMAIN,
+    LABELS,
+    Transform,
+    batch,
+    class_labels,
+    labels_of,
+    only,
+    result_dtype,
+    transform,
+    two_scores,
+)
 
 
 def _arrays(*attributes, dtype):
@@ -52,7 +63,7 @@ def binarizer(X, *, threshold=0.0):
 
 
 @op("FeatureVectorizer", domain=DOMAIN)
-def feature_vectorizer(*X, inputdimensions=None):
+def feature_vectorizer(*X, inputdimensions=None, double=False):
     """FeatureVectorizer: concatenates rows; inputdimensions truncates each input or pads it with zeros."""
     sizes = (None,) * len(X) if inputdimensions is None else inputdimensions
     if len(sizes) != len(X):
@@ -62,7 +73,7 @@ def feature_vectorizer(*X, inputdimensions=None):
             raise ValueError(f"input {i} is a scalar: reshape it to [1, 1]")
 
     def fit(x, size):
-        x = (x.reshape(1, -1) if x.ndim == 1 else x.reshape(x.shape[0], -1)).astype(np.float32)
+        x = (x.reshape(1, -1) if x.ndim == 1 else x.reshape(x.shape[0], -1)).astype(result_dtype(double))
         return x if size is None else xp.pad(x[:, :size], ((0, 0), (0, max(0, size - x.shape[1]))))
 
     return xp.concatenate([fit(x, size) for x, size in zip(X, sizes, strict=True)], axis=1)
@@ -81,21 +92,21 @@ def imputer(
 
 
 @op("Scaler", domain=DOMAIN)
-def scaler(X, *, offset=(0.0,), once, scale=(1.0,)):
+def scaler(X, *, offset=(0.0,), once, scale=(1.0,), double=False):
     """Scaler: (X - offset) * scale."""
     _check_per_feature(offset, X, "offset")
     _check_per_feature(scale, X, "scale")
     dtype = X.dtype if X.dtype == np.float64 else np.dtype(np.float32)
     offset, scale = once(_arrays, offset, scale, dtype=dtype)
-    return ((X.astype(dtype) - offset) * scale).astype(np.float32)
+    return ((X.astype(dtype) - offset) * scale).astype(result_dtype(double))
 
 
 @op("Normalizer", domain=DOMAIN)
-def normalizer(X, *, norm: Literal["MAX", "L1", "L2"] = "MAX"):
+def normalizer(X, *, norm: Literal["MAX", "L1", "L2"] = "MAX", double=False):
     """Normalizer: rows divided by their norm if it is not zero."""
-    X, shape = batch(X).astype(np.float32), X.shape
+    X, shape = batch(X).astype(result_dtype(double)), X.shape
     total = X.max(-1) if norm == "MAX" else (abs(X) if norm == "L1" else X * X).sum(-1)
-    total = (total + (total == 0).astype(np.float32))[:, None]
+    total = (total + (total == 0).astype(total.dtype))[:, None]
     return (X / (xp.sqrt(total) if norm == "L2" else total)).reshape(shape)
 
 
@@ -284,16 +295,16 @@ def dict_vectorizer(X: Static, *, int64_vocabulary=None, string_vocabulary=None)
 # ------------------------------------------------------------------------------------------- linear models
 
 
-def _linear(X, n, coefficients, intercepts, once):
+def _linear(X, n, coefficients, intercepts, once, double):
     """Scores [N, n] of a linear model; the coefficients of each class or target are contiguous."""
-    X = batch(X).astype(np.float32)
+    X = batch(X).astype(result_dtype(double))
     size = n * X.shape[1]
     if len(coefficients) < size:
         raise ValueError(f"coefficients must have {n} * {X.shape[1]} entries (it has {len(coefficients)})")
     if len(coefficients) > size:
         message = f"only {size} of {len(coefficients)} coefficients are used, for {n} * {X.shape[1]} features"
         warnings.warn(message + "; the input seems to have too few features", stacklevel=2)
-    weights, offsets = once(_arrays, coefficients, intercepts or (), dtype=np.dtype(np.float32))
+    weights, offsets = once(_arrays, coefficients, intercepts or (), dtype=X.dtype)
     scores = X @ weights[:size].reshape(n, -1).T
     return scores + offsets if intercepts else scores
 
@@ -301,19 +312,21 @@ def _linear(X, n, coefficients, intercepts, once):
 @op("LinearClassifier", domain=DOMAIN, labels="classlabels_ints", limits=LABELS)
 def linear_classifier(
     X, *, coefficients, intercepts=None, classlabels_ints=None, classlabels_strings=None,
-    multi_class: Literal[0, 1] = 0, once, post_transform: Transform = "NONE",  # noqa: ARG001
+    multi_class: Literal[0, 1] = 0, once, post_transform: Transform = "NONE", double=False,  # noqa: ARG001
 ):  # fmt: skip
     """LinearClassifier: (best class, scores); multi_class is redundant with post_transform."""
     labels = once(class_labels, {"classlabels_ints": classlabels_ints, "classlabels_strings": classlabels_strings})
     n = len(intercepts or coefficients[:: X.shape[-1]])
     if n != len(labels) and (n, len(labels)) != (1, 2):
         raise ValueError(f"the number of class labels ({len(labels)}) must match the rows of coefficients ({n})")
-    scores = _linear(X, n, coefficients, intercepts, once)
+    scores = _linear(X, n, coefficients, intercepts, once, double)
     if n == len(labels):
         return labels_of(labels, argmax(scores, 1)), transform(scores, post_transform)
     return labels_of(labels, (scores[:, 0] > 0).astype(np.int64)), two_scores(scores, post_transform, margin=False)
 
 
 @op("LinearRegressor", domain=DOMAIN)
-def linear_regressor(X, *, coefficients, intercepts=None, once, targets=1, post_transform: Transform = "NONE"):
-    return transform(_linear(X, targets, coefficients, intercepts, once), post_transform)
+def linear_regressor(
+    X, *, coefficients, intercepts=None, once, targets=1, post_transform: Transform = "NONE", double=False
+):
+    return transform(_linear(X, targets, coefficients, intercepts, once, double), post_transform)

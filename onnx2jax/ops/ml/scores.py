@@ -31,6 +31,11 @@ def only(**choices):
     return given[0]
 
 
+def result_dtype(double):
+    """The dtype of results that ONNX defines as float32, whatever the inputs: float64 in a model that computes in it."""
+    return np.dtype(np.float64 if double else np.float32)
+
+
 def batch(X):
     """X as a batch of feature vectors [N, F]; a vector [F] is a batch of one."""
     if X.ndim not in (1, 2):

@@ -12,7 +12,18 @@ from ...limits import SVM_DIFFERENCES
 from ..activation import sigmoid
 from ..arrays import argmax, is_known, xp
 from ..registry import op
-from .scores import DOMAIN, LABELS, Transform, batch, class_labels, labels_of, repeat, transform, two_scores
+from .scores import (
+    DOMAIN,
+    LABELS,
+    Transform,
+    batch,
+    class_labels,
+    labels_of,
+    repeat,
+    result_dtype,
+    transform,
+    two_scores,
+)
 
 Kernel = Literal["LINEAR", "POLY", "RBF", "SIGMOID"]
 LOST_DIGITS = 256
@@ -58,23 +69,24 @@ def _squared_norms(rows):
 @op("SVMRegressor", domain=DOMAIN, heavy=True)
 def svm_regressor(
     X, *, coefficients, kernel_params=None, kernel_type: Kernel = "LINEAR", n_supports=0, one_class=0,
-    post_transform: Transform = "NONE", rho=(0.0,), support_vectors=(),
+    post_transform: Transform = "NONE", rho=(0.0,), support_vectors=(), double=False,
 ):  # fmt: skip
     """SVMRegressor; without support vectors the coefficients define a linear model."""
-    X = batch(X).astype(np.float32)
-    vectors = np.array(support_vectors if n_supports else coefficients, np.float32).reshape(n_supports or 1, -1)
+    dtype = result_dtype(double)
+    X = batch(X).astype(dtype)
+    vectors = np.array(support_vectors if n_supports else coefficients, dtype).reshape(n_supports or 1, -1)
     score = _kernel(X, vectors, kernel_type if n_supports else "LINEAR", kernel_params)
     if n_supports:
-        score = score @ np.array(coefficients, np.float32)[:, None]
-    score = score + np.float32(rho[0])
+        score = score @ np.array(coefficients, dtype)[:, None]
+    score = score + dtype.type(rho[0])
     if one_class:
-        score = xp.where(score > 0, 1, -1).astype(np.float32)
+        score = xp.where(score > 0, 1, -1).astype(dtype)
     return transform(score, post_transform)
 
 
 def _coupled(pairwise):
     """Class probabilities [n, N] from pairwise ones [n, n, N], by the second method of Wu, Lin and Weng."""
-    r, eye = pairwise, np.eye(len(pairwise), dtype=np.float32)[..., None]
+    r, eye = pairwise, np.eye(len(pairwise), dtype=pairwise.dtype)[..., None]
     q = xp.where(eye == 1, (r * r).sum(0), -r * xp.swapaxes(r, 0, 1))
     if not is_known(q):
         return _iterated(q)
@@ -89,7 +101,7 @@ def _coupled(pairwise):
 def _start(q):
     """Equal probabilities [n, N], and which rows have converged [N]."""
     n, _, rows = q.shape
-    return xp(q).full((n, rows), 1 / n, np.float32), xp(q).zeros(rows, bool)
+    return xp(q).full((n, rows), 1 / n, q.dtype), xp(q).zeros(rows, bool)
 
 
 def _sweep(q, state):
@@ -98,7 +110,7 @@ def _sweep(q, state):
     qp = (q * p).sum(1)
     pqp = (p * qp).sum(0)
     done = done | (abs(qp - pqp).max(0) < 0.005 / n)
-    new, eye = p, np.eye(n, dtype=np.float32)[..., None]
+    new, eye = p, np.eye(n, dtype=q.dtype)[..., None]
     for t in range(n):
         step = (pqp - qp[t]) / q[t, t]
         pqp = (pqp + step * (step * q[t, t] + 2 * qp[t])) / (1 + step) ** 2
@@ -127,7 +139,9 @@ def _by_pairs(kernel, coefficients, counts, *, one_product):
     i, j = np.triu_indices(len(counts), 1)
     if one_product:
         own = np.repeat(np.arange(len(counts)), counts)[:, None]
-        weights = np.where(own == i, coefficients[:, j - 1], np.where(own == j, coefficients[:, i], np.float32(0)))
+        weights = np.where(
+            own == i, coefficients[:, j - 1], np.where(own == j, coefficients[:, i], coefficients.dtype.type(0))
+        )
         return kernel @ weights
     ends = np.cumsum(counts).tolist()
     each = (slice(end - count, end) for end, count in zip(ends, counts, strict=True))
@@ -139,14 +153,15 @@ def _by_pairs(kernel, coefficients, counts, *, one_product):
 def svm_classifier(
     X, *, coefficients, classlabels_ints=None, classlabels_strings=None, kernel_params=None,
     kernel_type: Kernel = "LINEAR", post_transform: Transform = "NONE", prob_a=(), prob_b=(), rho=(0.0,),
-    support_vectors=(), once, vectors_per_class=(),
+    support_vectors=(), once, vectors_per_class=(), double=False,
 ):  # fmt: skip
     """SVMClassifier: one-vs-one votes of support vectors, or without these one linear score per class."""
     labels = once(class_labels, {"classlabels_ints": classlabels_ints, "classlabels_strings": classlabels_strings})
-    X, n, total = batch(X).astype(np.float32), len(labels), sum(vectors_per_class)
-    coefficients = np.array(coefficients, np.float32)
+    dtype = result_dtype(double)
+    X, n, total = batch(X).astype(dtype), len(labels), sum(vectors_per_class)
+    coefficients = np.array(coefficients, dtype)
     if not total:
-        scores = X @ coefficients.reshape(n, -1).T + np.float32(rho[0])
+        scores = X @ coefficients.reshape(n, -1).T + dtype.type(rho[0])
         index = argmax(scores, 1)
         if n == 2 and not prob_a:
             best = scores.max(1)
@@ -154,20 +169,20 @@ def svm_classifier(
         return labels_of(labels, index), transform(scores, post_transform)
     if len(vectors_per_class) != n:
         raise ValueError(f"vectors_per_class {tuple(vectors_per_class)} must have one entry for each of {n} classes")
-    vectors = np.array(support_vectors, np.float32).reshape(total, -1)
+    vectors = np.array(support_vectors, dtype).reshape(total, -1)
     kernel = _kernel(X, vectors, kernel_type, kernel_params)
     # Gaussians of finite vectors are at most 1, and NaN for all vectors at once.
     bounded = kernel_type == "RBF" and (kernel_params or (0,))[0] >= 0 and np.isfinite(vectors).all()
     scores = _by_pairs(kernel, coefficients.reshape(n - 1, total).T, vectors_per_class, one_product=bounded)
-    scores = scores + np.array(rho, np.float32)
+    scores = scores + np.array(rho, dtype)
     i, j = np.triu_indices(n, 1)  # all pairs of classes
     first, second = np.eye(n, dtype=np.float32)[[i, j]]  # the two classes of each pair: one of them gets its vote
     index = argmax((scores > 0).astype(np.float32) @ (first - second) + second.sum(0), 1)
     if prob_a:
-        p = sigmoid(-(scores * np.array(prob_a, np.float32) + np.array(prob_b, np.float32)))
-        p = xp.clip(p, np.float32(1e-7), np.float32(1 - 1e-7))
+        p = sigmoid(-(scores * np.array(prob_a, dtype) + np.array(prob_b, dtype)))
+        p = xp.clip(p, dtype.type(1e-7), dtype.type(1 - 1e-7))
         # entry [a, b] is the probability of class a given that it is a or b
-        above, at = np.triu(np.ones((n, n), np.float32), 1), np.zeros((n, n), int)
+        above, at = np.triu(np.ones((n, n), dtype), 1), np.zeros((n, n), int)
         at[i, j] = at[j, i] = np.arange(len(i))
         p, above = p.T[at], above[..., None]  # classes before rows, which are many
         scores = _coupled(p * above + (1 - p) * above.swapaxes(0, 1)).T

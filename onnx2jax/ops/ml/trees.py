@@ -11,7 +11,7 @@ import numpy as np
 from ..arrays import argmax, xp
 from ..registry import deprecated, op, taking
 from .forests import LEAF, MEMBER, MODES, Ensemble, Forest, Votes, scores_of
-from .scores import DOMAIN, LABELS, Transform, batch, class_labels, labels_of, transform, two_scores
+from .scores import DOMAIN, LABELS, Transform, batch, class_labels, labels_of, result_dtype, transform, two_scores
 
 Aggregate = Literal["AVERAGE", "SUM", "MIN", "MAX"]
 
@@ -105,13 +105,14 @@ def _add_base(scores, any_vote, base):
 @_of_ensembles
 @taking(**_schema("target"))
 def tree_ensemble_regressor(
-    X, *, aggregate_function: Aggregate = "SUM", n_targets, once, post_transform: Transform = "NONE", **attributes
-):
+    X, *, aggregate_function: Aggregate = "SUM", n_targets, once, post_transform: Transform = "NONE", double=False,
+    **attributes,
+):  # fmt: skip
     """TreeEnsembleRegressor: aggregated leaf weights plus base values [N, targets]."""
     votes = once(_votes_by_id, "target", attributes)
     scores, any_vote = yield Ensemble(batch(X), votes, n_targets, aggregate_function, once)
     scores, _ = _add_base(scores, any_vote, once(_floats, "base_values", attributes))
-    return transform(scores, post_transform).astype(np.float32)
+    return transform(scores, post_transform).astype(result_dtype(double))
 
 
 _BASES = f"{LABELS}; one score per row with several base_values is unsupported"
@@ -121,8 +122,9 @@ _BASES = f"{LABELS}; one score per row with several base_values is unsupported"
 @_of_ensembles
 @taking(**_schema("class"))
 def tree_ensemble_classifier(
-    X, *, classlabels_int64s=None, classlabels_strings=None, once, post_transform: Transform = "NONE", **attributes
-):
+    X, *, classlabels_int64s=None, classlabels_strings=None, once, post_transform: Transform = "NONE", double=False,
+    **attributes,
+):  # fmt: skip
     """TreeEnsembleClassifier: (best class, scores)."""
     labels = once(class_labels, {"classlabels_int64s": classlabels_int64s, "classlabels_strings": classlabels_strings})
     votes = once(_votes_by_id, "class", attributes)
@@ -134,7 +136,7 @@ def tree_ensemble_classifier(
     else:
         scores, any_vote = _add_base(scores, any_vote, base)
         index, scores = argmax(xp.where(any_vote, scores, -np.inf), 1), transform(scores, post_transform)
-    return labels_of(labels, index), scores.astype(np.float32)
+    return labels_of(labels, index), scores.astype(result_dtype(double))
 
 
 def _single_class(votes):
