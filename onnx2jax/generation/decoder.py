@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, overload
 
 import numpy as np
@@ -14,10 +15,12 @@ from ..errors import InputTypeError, InputValueError, UnsupportedError
 from ..ir.analysis import parameters
 from .beam import Beams, search
 from .calls import Call, Calls
+from .loop import Programs
 from .prompts import Prompts, as_array, whole_number
 from .results import Generation
 from .sampling import Processor, Sampler, Sampling
 from .speculative import check_can_roll_back, speculate
+from .tree import Structure, register
 
 One = str | list[dict[str, str]]
 """One text, or one conversation."""
@@ -26,6 +29,9 @@ Several = list[str] | tuple[str, ...]
 
 class Decoder(Calls):
     """A decoder that generates text. Created by ``onnx2jax.decoder``.
+
+    A pytree: its leaves are ``params``, all else is static. Inside JAX's transformations call ``prefill``, ``step`` and
+    ``extend``; ``generate`` and the other methods run programs of their own.
 
     Attributes:
         context: the maximum number of tokens the model supports, prompt included; None if unknown.
@@ -261,6 +267,14 @@ class Decoder(Calls):
         nothing = np.zeros((batch, 0), np.int64)
         return Generation(nothing, np.zeros(batch, np.int64), call.state.cache, nothing, prompts=call.sequences)
 
+    @cached_property
+    def _structure(self) -> Structure:
+        return Structure(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = {n: v for n, v in vars(self).items() if n not in ("weights", "_structure")}
+        return kept | {"_programs": Programs(self)}  # compiled programs are not pickled
+
     def __repr__(self) -> str:
         graph, weights = self.model.graph, list(parameters(self.model.graph).values())
         caches = Counter(self.kinds.values())
@@ -289,3 +303,6 @@ def _check_no_strings(call: Call) -> None:
             f"stop is {call.strings[0]!r}: strings stop generate and stream; here give tokens, "
             "stop=[decoder.encode(text)]"
         )
+
+
+register(Decoder)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any, Final
 
 import jax.numpy as jnp
@@ -27,13 +29,15 @@ class Embedding:
         model: embeds prompts; None for a function.
         others: its inputs other than tokens.
         lookup: embeds tokens alone: the model or a part of it; None for a function.
+        function: that function, or None.
     """
 
     def __init__(self, source: Model | Callable[[Any], Any]) -> None:
-        self._function: Any = None if isinstance(source, Model) else source
+        self.function: Any = None if isinstance(source, Model) else source
         self.model = source if isinstance(source, Model) else None
         self.others: tuple[str, ...] = ()
         self.lookup: Model | None = None
+        self._is_changed = False
         if self.model is not None:
             names = [v.name for v in self.model.inputs]
             tokens = next((n for n in names if re.fullmatch(ROLES["tokens"], n)), None)
@@ -45,6 +49,21 @@ class Embedding:
             self._tokens = tokens
             self.others = tuple(n for n in names if n != tokens)
             self.lookup = _lookup(self.model, tokens) if self.others else self.model
+
+    def over(self, lookup: Model | None) -> Embedding:
+        """The same embedding with other values of the parameters of ``lookup``; without any for None."""
+        new = copy.copy(self)
+        vars(new).pop("_whole", None)
+        new.model = lookup if self.model is self.lookup else self.model
+        new.lookup, new._is_changed = lookup, True
+        return new
+
+    @cached_property
+    def _whole(self) -> Model | None:
+        """The model that embeds prompts, with the parameters of ``lookup``."""
+        if self.model is None or self.lookup is None or self.model is self.lookup or not self._is_changed:
+            return self.model
+        return self.model.with_params(self.lookup.params)
 
     @property
     def params(self) -> Mapping[str, Any]:
@@ -59,7 +78,7 @@ class Embedding:
     def __call__(self, params: Mapping[str, Any], tokens: Any) -> Any:
         """Embeddings [batch, count, size] of tokens int[batch, count]; traceable."""
         if self.lookup is None:
-            return jnp.asarray(self._function(tokens))
+            return jnp.asarray(self.function(tokens))
         dtype = next(v.type.dtype for v in self.lookup.inputs if v.name == self._tokens)  # type: ignore[union-attr]
         own = {n.removeprefix(PREFIX): v for n, v in params.items() if n.startswith(PREFIX)}
         return self.lookup.apply(own, **{self._tokens: tokens.astype(dtype)})
@@ -67,10 +86,10 @@ class Embedding:
     def embed_prompts(self, tokens: np.ndarray, others: Mapping[str, Any]) -> Any:
         """Embeddings of prompts if one of ``others`` is given, else the tokens themselves; runs the model eagerly."""
         given = {n: np.asarray(others[n]) for n in self.others if n in others}
-        if not given or self.model is None:
+        if not given or (model := self._whole) is None:
             return tokens
-        dtype = next(v.type.dtype for v in self.model.inputs if v.name == self._tokens)  # type: ignore[union-attr]
-        return self.model.run(None, {self._tokens: tokens.astype(dtype), **given})[0]
+        dtype = next(v.type.dtype for v in model.inputs if v.name == self._tokens)  # type: ignore[union-attr]
+        return model.run(None, {self._tokens: tokens.astype(dtype), **given})[0]
 
 
 def _lookup(model: Model, tokens: str) -> Model:

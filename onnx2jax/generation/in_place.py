@@ -17,9 +17,11 @@ from typing import Any, Final
 import jax.numpy as jnp
 import numpy as np
 
+from ..errors import UnsupportedError
 from ..ir.analysis import static_names
 from ..ir.graph import Graph, Node
 from ..model.calls.cache_pairs import Pair
+from ..ops.arrays import is_traced
 from ..ops.registry import Operator
 from ..proto.types import TensorType, ValueInfo
 from . import cache as cached
@@ -168,7 +170,12 @@ def _as_choice(node: Node, params: Mapping[str, Any]) -> Node:
         branch = node.attributes[name]
         if branch.nodes or any(v.name not in branch.initializers for v in branch.outputs):
             return node
-        own = (params.get(branch.key(v.name), branch.initializers[v.name]) for v in branch.outputs)
+        own = [params.get(branch.key(v.name), branch.initializers[v.name]) for v in branch.outputs]
+        if is_traced(own):
+            raise UnsupportedError(
+                f"{node} chooses between tables, which a decoder's programs have as constants: inside jit, call the "
+                "decoder itself, decoder.step(params, cache, tokens), rather than one that is an argument of jit"
+            )
         tables.append([np.asarray(v) for v in own])
     if any(a.shape[1:] != b.shape[1:] or not a.ndim for a, b in zip(*tables, strict=True)):
         return node

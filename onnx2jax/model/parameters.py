@@ -23,6 +23,7 @@ from ..errors import InputTypeError, UnsupportedError
 from ..ir import analysis
 from ..ir.graph import read_constants
 from ..proto.types import TensorType
+from .calls.arguments import as_param
 from .spec import Spec
 
 if TYPE_CHECKING:
@@ -137,8 +138,20 @@ class Parameters:
 
     @property
     def weights(self) -> DeviceParams:
-        """The parameters on their devices, except scalars, which are compiled in."""
-        return self._runtime.params
+        """The parameters on their devices, except scalars, which are compiled in.
+
+        Raises:
+            InputError: a leaf is no array of its parameter's type, or they are on several devices.
+        """
+        runtime = self._runtime
+        for name, value in runtime.unchecked.items():
+            as_param(name, value, runtime.structure.type_of(name, value))
+        if runtime.unchecked:
+            raise InputTypeError(
+                "the parameters are on several devices: convert(..., mesh=mesh) shards them; inside jax.jit, apply "
+                "takes them as they are, as do a decoder's prefill and step"
+            )
+        return runtime.params
 
     @property
     def constants(self) -> Constants:

@@ -1,0 +1,96 @@
+"""A Decoder as a pytree: its leaves are its parameters by name, as in ``params``, all else is static.
+
+JAX builds decoders from any leaves, as it builds models: nothing is checked before a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import jax
+from jax.tree_util import DictKey
+
+from .embedding import PREFIX
+from .loop import Programs
+from .steps import FIRST
+from .verified import VerifiedSteps
+
+OF_VALUES: Final = frozenset(
+    (
+        *("model", "first", "embedding", "weights", "_prefill_model", "_full_cache_model", "_in_place_model"),
+        *("_programs", "_verified", "_candidate_layouts", "_structure"),
+    )
+)
+"""Attributes of a decoder that depend on the values of its parameters."""
+
+
+class Structure:
+    """The static part of a decoder, without parameter values: decoders that differ only in these have equal ones.
+
+    Attributes:
+        names: the names of the leaves, in order.
+    """
+
+    def __init__(self, decoder: VerifiedSteps) -> None:
+        models = {"": decoder.model}
+        if decoder.first is not decoder.model:
+            models[FIRST] = decoder.first
+        if decoder.embedding is not None and decoder.embedding.lookup is not None:
+            models[PREFIX] = decoder.embedding.lookup
+        self._models = {prefix: (tuple(m.types), jax.tree.structure(m)) for prefix, m in models.items()}
+        own = {prefix: decoder._first_only if prefix == FIRST else names for prefix, (names, _) in self._models.items()}
+        self.names = tuple(prefix + n for prefix, names in own.items() for n in names)
+        self._embedding = None if decoder.embedding is None else decoder.embedding.over(None)
+        self._attributes = {n: v for n, v in vars(decoder).items() if n not in OF_VALUES}
+        function = None if self._embedding is None else self._embedding.function
+        settings = (self._attributes[n] for n in ("stop", "pad", "context", "tokenizer"))
+        self._key = (*((p, *pair) for p, pair in self._models.items()), self.names, function, *settings)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Structure) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self.names)
+
+    def __repr__(self) -> str:
+        return f"{len(self.names)} parameters"
+
+    def leaves(self, decoder: VerifiedSteps) -> list[Any]:
+        """The parameters of a decoder of this structure, on their devices."""
+        lookup = None if decoder.embedding is None else decoder.embedding.lookup
+        models: dict[str, Any] = {"": decoder.model, FIRST: decoder.first, PREFIX: lookup}
+        found: dict[str, Any] = {}
+        for prefix, (names, _) in self._models.items():
+            leaves, _ = models[prefix]._flat  # whatever they are: jax.tree.leaves would look into them
+            found |= {prefix + n: v for n, v in zip(names, leaves, strict=True)}
+        return [found[n] for n in self.names]
+
+    def decoder(self, cls: type[VerifiedSteps], leaves: Sequence[Any]) -> VerifiedSteps:
+        """The decoder of this structure with these leaves."""
+        values = dict(zip(self.names, leaves, strict=True))
+        models = {}
+        for prefix, (names, structure) in self._models.items():
+            own = [values[prefix + n] if prefix + n in values else values[n] for n in names]
+            models[prefix] = jax.tree.unflatten(structure, own)
+        new = object.__new__(cls)
+        vars(new).update(self._attributes, _structure=self)
+        new.model, new.first = models[""], models.get(FIRST, models[""])
+        new.embedding = None if self._embedding is None else self._embedding.over(models.get(PREFIX))
+        new._programs, new._verified, new._candidate_layouts = Programs(new), set(), {}
+        return new
+
+
+def register(cls: type[Any]) -> None:
+    """Register the class of decoders with JAX."""
+
+    def with_keys(decoder: Any) -> tuple[list[tuple[DictKey, Any]], Structure]:
+        structure = decoder._structure
+        return list(zip(map(DictKey, structure.names), structure.leaves(decoder), strict=True)), structure
+
+    def flat(decoder: Any) -> tuple[list[Any], Structure]:
+        return decoder._structure.leaves(decoder), decoder._structure
+
+    jax.tree_util.register_pytree_with_keys(
+        cls, with_keys, lambda structure, leaves: structure.decoder(cls, list(leaves)), flat
+    )
