@@ -21,6 +21,7 @@ pytestmark = pytest.mark.usefixtures("standard_promotion")
 X = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
 Y = np.float32([[1, 0], [0, 1], [1, 1], [0, 0]])
 close = partial(jax.tree.map, partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5))
+same = partial(jax.tree.map, partial(np.testing.assert_array_equal, strict=True))
 
 
 def loss(model: onnx2jax.Model, x: Any = X) -> Any:
@@ -54,6 +55,62 @@ def decoder() -> tuple[onnx2jax.Model, dict[str, Any]]:
     found = onnx2jax.convert(group_query(bits="symmetric").proto)
     types = {v.name: v.reshaped([d if isinstance(d, int) else 1 for d in v.shape or ()]).type for v in found.inputs}
     return found, {n: np.ones(t.shape, t.dtype) for n, t in types.items()}  # type: ignore[union-attr]
+
+
+Network = tuple[onnx2jax.Model, dict[str, Any]]
+NETWORKS = ("small", "int8", "decoder")
+
+
+@pytest.fixture
+def network(
+    request: pytest.FixtureRequest, model: onnx2jax.Model, int8: onnx2jax.Model, decoder: Network
+) -> tuple[onnx2jax.Model, dict[str, Any]]:
+    """A network with floating weights, one with integer leaves, and a decoder with weights of 4 bits."""
+    every: dict[str, Network] = {"small": (model, {"x": X}), "int8": (int8, {"x": X}), "decoder": decoder}
+    return every[request.param]
+
+
+every_network = pytest.mark.parametrize("network", NETWORKS, indirect=True)
+
+
+# --------------------------------------------------------------------------------------------------------- jax
+
+
+@every_network
+def test_jax_stacks_scans_and_donates(network: Network) -> None:
+    own, feeds = network
+
+    @partial(jax.jit, donate_argnums=0)
+    def step(model: onnx2jax.Model) -> Any:
+        several = jax.tree.map(lambda v: jnp.stack([v, v]), model)
+        after, _ = jax.lax.scan(lambda model, _: (jax.tree.map(lambda v: v + 0 * v, model), ()), model, jnp.arange(2))
+        return after, jax.vmap(lambda model: model(feeds))(several), model(feeds)
+
+    donated = jax.tree.map(jnp.copy, own)
+    after, stacked, y = step(donated)
+    assert isinstance(after, onnx2jax.Model) and all(v.is_deleted() for v in jax.tree.leaves(donated))
+    same(jax.tree.leaves(after), jax.tree.leaves(own))
+    wanted = own(feeds)
+    for found in (y, jax.tree.map(lambda v: v[1], stacked)):
+        close(jax.tree.leaves(found), jax.tree.leaves(wanted))
+
+
+@pytest.mark.parametrize("network", NETWORKS[1:], indirect=True)
+def test_jax_differentiates_floating_leaves(network: Network) -> None:
+    own, feeds = network
+
+    def total(model: onnx2jax.Model) -> Any:
+        return jax.tree.leaves(model(feeds))[0].sum()
+
+    with pytest.raises(TypeError, match=r"grad requires real- or complex-valued inputs.*uint8"):
+        jax.grad(total)(own)
+    eqx = pytest.importorskip("equinox", reason="needs equinox")
+    both = jax.jit(lambda model: (jax.grad(total, allow_int=True)(model), eqx.filter_grad(total)(model)))
+    slopes, mixed = both(own)
+    floating = {n for n, v in slopes.params.items() if v.dtype != jax.dtypes.float0}
+    assert floating == own.floating_params.keys() < own.params.keys()
+    assert {n for n, v in mixed.params.items() if v is not None} == floating
+    close({n: mixed.params[n] for n in floating}, {n: slopes.params[n] for n in floating})
 
 
 # ------------------------------------------------------------------------------------------------------- optax
@@ -124,31 +181,25 @@ def test_flax_modules_hold_a_model(model: onnx2jax.Model) -> None:
     np.testing.assert_allclose(y, network.head(model(X)), rtol=1e-4, atol=1e-5)
 
 
-def test_orbax_keeps_a_model(model: onnx2jax.Model, tmp_path: Path) -> None:
+@every_network
+def test_orbax_keeps_a_model(network: Network, tmp_path: Path) -> None:
     checkpoint = pytest.importorskip("orbax.checkpoint", reason="needs orbax-checkpoint")
-    changed = jax.tree.map(lambda v: 2 * v, model)
+    changed = jax.tree.map(lambda v: v + 1, network[0])
     with checkpoint.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "model", {"model": changed, "step": 3})
         checkpointer.wait_until_finished()
-        shapes = jax.eval_shape(lambda: model)
+        shapes = jax.eval_shape(lambda: network[0])
         found = checkpointer.restore(tmp_path / "model", {"model": shapes, "step": 0})
-    np.testing.assert_array_equal(found["model"](X), changed(X))
+    same(found["model"], changed)
 
 
 # ------------------------------------------------------------------------------------------------------ equinox
 
 
-def test_equinox_filters(
-    model: onnx2jax.Model, slopes: Any, int8: onnx2jax.Model, decoder: tuple[onnx2jax.Model, dict[str, Any]]
-) -> None:
+def test_equinox_filters(model: onnx2jax.Model, slopes: Any) -> None:
     eqx = pytest.importorskip("equinox", reason="needs equinox")
     np.testing.assert_allclose(eqx.filter_jit(lambda model, x: model(x))(model, X), model(X), rtol=1e-5)
     close(eqx.filter_grad(loss)(model).params, slopes.params)
-    mixed = eqx.filter_value_and_grad(loss)(int8)[1]
-    assert mixed.params["q"] is None and mixed.params["v"].shape == (3, 2)
-    network, feeds = decoder
-    logits = eqx.filter_jit(lambda model, feeds: model(feeds))(network, feeds)
-    close(jax.tree.leaves(logits), jax.tree.leaves(network(feeds)))
 
 
 def test_equinox_divides_and_joins(int8: onnx2jax.Model) -> None:
@@ -180,6 +231,14 @@ def test_equinox_modules_files_and_ensembles(model: onnx2jax.Model, tmp_path: Pa
     several = eqx.filter_vmap(lambda factor: jax.tree.map(lambda v: factor * v, model))(factors)
     y = eqx.filter_vmap(lambda model, x: model(x), in_axes=(eqx.if_array(0), None))(several, X)
     np.testing.assert_allclose(y[0], model(X), rtol=1e-5)
+
+
+@every_network
+def test_equinox_keeps_leaves_in_a_file(network: Network, tmp_path: Path) -> None:
+    eqx = pytest.importorskip("equinox", reason="needs equinox")
+    changed = jax.tree.map(lambda v: v + 1, network[0])
+    eqx.tree_serialise_leaves(tmp_path / "model.eqx", changed)
+    same(eqx.tree_deserialise_leaves(tmp_path / "model.eqx", network[0]), changed)
 
 
 # ---------------------------------------------------------------------------------------------------- samplers
