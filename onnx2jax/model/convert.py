@@ -35,68 +35,81 @@ if TYPE_CHECKING:
 def convert(
     source: Any,
     *,
-    static: Mapping[str, Any] | None = None,
+    # shapes
     dims: Mapping[str, int] | None = None,
+    static: Mapping[str, Any] | None = None,
     bucket: Mapping[str, Sequence[int]] | None = None,
+    rebatch: bool | Mapping[str, int] = False,
     max_size: Mapping[str, int] | None = None,
     max_trips: int | None = None,
-    loop_cond: Literal["onnx", "onnxruntime"] = "onnx",
-    rebatch: bool | Mapping[str, int] = False,
-    weights: Any = None,
+    # numbers
     dtype: Any = None,
-    outputs: Literal["declared", "compute"] = "declared",
     float32: str | Iterable[str] = (),
-    scan_layers: bool | Literal["calls"] | None = None,
-    warn_after: int = 16,
+    outputs: Literal["declared", "compute"] = "declared",
+    weights: Any = None,
+    # execution
     optimize: bool | Mapping[str, Sequence[str]] = True,
-    cache_dir: str | os.PathLike[str] | bool | None = True,
+    scan_layers: bool | Literal["calls"] | None = None,
     background_compile: bool = False,
+    cache_dir: str | os.PathLike[str] | bool | None = True,
+    warn_after: int = 16,
     platform: Literal["cpu", "cuda", "rocm", "tpu"] | None = None,
+    # devices
     mesh: Mesh | None = None,
     shardings: Mapping[str, PartitionSpec] | str | Plan | None = None,
-    device_configuration: str | None = None,
-    devices: Mapping[Any, jax.Device] | Sequence[jax.Device] | None = None,
     stages: int | None = None,
     microbatches: int = 1,
+    device_configuration: str | None = None,
+    devices: Mapping[Any, jax.Device] | Sequence[jax.Device] | None = None,
+    # reading
+    loop_cond: Literal["onnx", "onnxruntime"] = "onnx",
     **reading: Unpack[Reading],
 ) -> Model:
     """Turn an ONNX model into a JAX function.
 
     Args:
         source: a path, the bytes of a file, an open binary file, an ``onnx.ModelProto``, or the result of ``read``.
-        static: values of inputs, fixed now and copied. Needed only under your own jit, for inputs whose values decide
-            shapes; a plain call specialises on them by itself.
+
+    Args: Shapes
         dims: extents for dimension variables, fixed now: ``{"batch": 8}``. A free dimension without a name is
             called by its input and axis: ``{"x_0": 8}``.
+        static: values of inputs, fixed now and copied. Needed only under your own jit, for inputs whose values decide
+            shapes; a plain call specialises on them by itself.
         bucket: sizes to which a call pads a dimension variable with zeros, so that few shapes are compiled:
             ``{"seq": [64, 128]}``. Outputs that declare the variable are sliced back. Right only if the model masks
             the padding (by an attention mask, say): the first call that pads also runs without padding, and raises
             BucketError if an output differs. Models that draw random numbers are not compared.
-        max_size: sizes, by node name, for nodes whose output shape depends on data (NonZero, NonMaxSuppression,
-            Unique, Compress, and the scan outputs of a Loop whose trips depend on data): ``{"nms": 100}``. Their
-            results are padded to the size, so the whole model is one jit, which you can transform. Each such node
-            adds an output ``name/count``, the number of entries before padding; a plain call raises when it exceeds
-            the size, in your own jit compare it yourself.
-        max_trips: trips after which a Loop raises; without it an endless loop runs for ever.
-        loop_cond: what a Loop without condition input makes of the condition that its body returns: ignores it ("onnx",
-            with a DeviationWarning), or ends when it is false ("onnxruntime", and meant by files of onnxscript).
         rebatch: accept any multiple of the model's batch size (1 where its inputs leave it free), and return what each
             group of that many samples returns alone: one program, by ``jax.vmap``. True: the batch is the first
             axis of every input; otherwise its axis by input, ``{"x": 0, "state": 1}``; inputs left out are the same
             for all samples. The batch axis of an output is the one axis that declares the batch, or, with True, the
             first; name any other axis along which to concatenate the groups likewise, ``{"x": 0, "y": 1}``. A scalar
             for each sample becomes a vector.
+        max_size: sizes, by node name, for nodes whose output shape depends on data (NonZero, NonMaxSuppression,
+            Unique, Compress, and the scan outputs of a Loop whose trips depend on data): ``{"nms": 100}``. Their
+            results are padded to the size, so the whole model is one jit, which you can transform. Each such node
+            adds an output ``name/count``, the number of entries before padding; a plain call raises when it exceeds
+            the size, in your own jit compare it yourself.
+        max_trips: trips after which a Loop raises; without it an endless loop runs for ever.
+
+    Args: Numbers
+        dtype: "bfloat16" or "float16": computes a float32 file in it, with weights in that type. Products and
+            convolutions accumulate in float32; norms, softmax, powers, long sums, positions and masks stay float32;
+            float64, integers and all else stay as they are. Inputs may be given in either type.
+        float32: names of nodes, or patterns such as ``"encoder/norm*"``, that stay in float32 under ``dtype``, with
+            their weights: those where a verification shows that rounding costs too much.
+        outputs: "declared" returns outputs in the file's types, float32 without a last rounding; "compute" returns
+            float32 outputs in ``dtype``.
         weights: a floating type, "float32" or "bfloat16", to which weights that the file packs in 2, 4 or 8 bits
             (MatMulNBits, MatMulBnb4, MatMulBlockQuantizedFp4Weight and Fp8Weight) are unpacked once; without it they
             stay packed, and are unpacked in every call. "packed": matrices behind DequantizeLinear stay packed, too,
             as for MatMulNBits; otherwise they are unpacked once, to float.
-        dtype: "bfloat16" or "float16": computes a float32 file in it, with weights in that type. Products and
-            convolutions accumulate in float32; norms, softmax, powers, long sums, positions and masks stay float32;
-            float64, integers and all else stay as they are. Inputs may be given in either type.
-        outputs: "declared" returns outputs in the file's types, float32 without a last rounding; "compute" returns
-            float32 outputs in ``dtype``.
-        float32: names of nodes, or patterns such as ``"encoder/norm*"``, that stay in float32 under ``dtype``, with
-            their weights: those where a verification shows that rounding costs too much.
+
+    Args: Execution
+        optimize: optimise programs between trace and XLA: hoist parameter-only subexpressions, fold BatchNorm into
+            convolutions, and on a CPU assign channels-last layouts, among others. False leaves programs as traced,
+            ``{"skip": [names]}`` skips some passes. Your own ``jit`` or ``grad`` around ``model.apply`` is not
+            optimised.
         scan_layers: evaluate repeated layers as one ``jax.lax.scan`` over their stacked weights: the layer is traced
             and compiled once, however many there are. Parameters, gradients, shardings and saved files stay those
             of the layers, and ``model.explain()`` says which of them were rolled. Calls are slower on a CPU. With
@@ -104,11 +117,11 @@ def convert(
             once, too, and calls it for each layer in turn: no weights are stacked, and each call costs dispatch; your
             own ``jit`` around the model compiles all layers. None, the default, chooses "calls" for ``decoder`` where
             layers are large, on a CPU; False never does.
-        warn_after: compilations of one subprogram after which a RecompilationWarning names the cause and the fix.
-        optimize: optimise programs between trace and XLA: hoist parameter-only subexpressions, fold BatchNorm into
-            convolutions, and on a CPU assign channels-last layouts, among others. False leaves programs as traced,
-            ``{"skip": [names]}`` skips some passes. Your own ``jit`` or ``grad`` around ``model.apply`` is not
-            optimised.
+        background_compile: do not wait for XLA: calls are evaluated by NumPy, operator after operator, until a thread
+            has compiled their program, which it starts to do after the second call of a signature. Results of NumPy
+            and of XLA are equally exact and differ in their last bits. For models on one CPU whose operators NumPy
+            has; others compile with their first call, as do models that draw random numbers and calls with
+            ``bucket``, ``max_size`` or a mesh. ``model.compile`` waits. A process ends when the thread is done.
         cache_dir: a folder for compiled programs; left out (True), that of the environment variable
             ``ONNX2JAX_CACHE_DIR``, or ``onnx2jax`` in the user's folder of caches where that is not set; None, False or
             an empty variable for none. A later process, of the same versions and on the same kind of CPU, loads them in
@@ -117,29 +130,31 @@ def convert(
             custom operators, or that call linear algebra libraries are not stored: JAX's own compilation cache is for
             them. While that is on (``jax_compilation_cache_dir``), nothing is stored here. In a folder that is named,
             programs are compiled without oneDNN, which cannot be stored; in the user's own, such programs are not kept.
-        background_compile: do not wait for XLA: calls are evaluated by NumPy, operator after operator, until a thread
-            has compiled their program, which it starts to do after the second call of a signature. Results of NumPy
-            and of XLA are equally exact and differ in their last bits. For models on one CPU whose operators NumPy
-            has; others compile with their first call, as do models that draw random numbers and calls with
-            ``bucket``, ``max_size`` or a mesh. ``model.compile`` waits. A process ends when the thread is done.
+        warn_after: compilations of one subprogram after which a RecompilationWarning names the cause and the fix.
         platform: trace programs for one platform, in its form of each operator, so that their jaxprs have no branches
             by platform (``lax.platform_dependent``): for ``jax.make_jaxpr`` and what reads jaxprs.
+
+    Args: Devices
         mesh: devices to run on, from ``jax.make_mesh``. Inputs are sharded along their first axis over the mesh's
             first where it divides the extent; weights are replicated unless ``shardings`` shards them.
         shardings: patterns over the names of weights and inputs, each with a spec over the mesh's axes; the first that
             matches counts: ``{"*.weight": PartitionSpec(None, "model")}``. Or a plan derived from the graph, over
             the mesh's axes ``data`` and ``model``: "data", "fsdp", "tensor", "data+tensor", "fsdp+tensor"; with other
             names of axes and rules of your own, ``Plan("tensor", model="tp", rules={...})``.
-        device_configuration: the name of a device configuration in the file, to apply. Without it they are ignored;
-            results are numerically equal.
-        devices: the devices of that configuration, by label or number or in order; ``jax.devices()`` when left out.
-            If it assigns nodes to pipeline stages with their own devices, each stage runs on its own.
         stages: number of pipeline stages, balanced by FLOPs and bytes of weights. Each is a program on its own devices:
             the slices of ``mesh`` along its axis "stage", sharded over the other axes by ``shardings``; the first
             devices without a mesh. Such a model is called, and differentiated, outside of ``jax.jit``.
         microbatches: number of microbatches that pass through the stages in turn. Right only where the samples of a
             batch do not mix: the first call also runs the whole batch at once, and raises ShardingError if an output
             differs. Models that draw random numbers are not compared.
+        device_configuration: the name of a device configuration in the file, to apply. Without it they are ignored;
+            results are numerically equal.
+        devices: the devices of that configuration, by label or number or in order; ``jax.devices()`` when left out.
+            If it assigns nodes to pipeline stages with their own devices, each stage runs on its own.
+
+    Args: Reading
+        loop_cond: what a Loop without condition input makes of the condition that its body returns: ignores it ("onnx",
+            with a DeviationWarning), or ends when it is false ("onnxruntime", and meant by files of onnxscript).
         **reading: how to read the file: ``strict``, ``external_data_dir`` and the other keywords of ``read``.
 
     Returns:

@@ -39,29 +39,34 @@ PER_PROCESS: Final = ("warn_after", "cache_dir", "mesh", "shardings", "devices")
 class Options(Devices):
     """The keywords of ``convert``, documented there."""
 
-    static: Mapping[str, Any] | None = None
+    # shapes
     dims: Mapping[str, int] | None = None
+    static: Mapping[str, Any] | None = None
     bucket: Mapping[str, Sequence[int]] | None = None
+    rebatch: bool | Mapping[str, int] = False
     max_size: Mapping[str, int] | None = None
     max_trips: int | None = None
-    loop_cond: Literal["onnx", "onnxruntime"] = "onnx"
-    rebatch: bool | Mapping[str, int] = False
-    weights: Any = None
+    # numbers
     dtype: Any = None
-    outputs: Literal["declared", "compute"] = "declared"
     float32: str | Iterable[str] = ()
-    scan_layers: bool | Literal["calls"] | None = None
-    warn_after: int = 16
+    outputs: Literal["declared", "compute"] = "declared"
+    weights: Any = None
+    # execution
     optimize: bool | Mapping[str, Sequence[str]] = True
-    cache_dir: str | os.PathLike[str] | bool | None = True
+    scan_layers: bool | Literal["calls"] | None = None
     background_compile: bool = False
+    cache_dir: str | os.PathLike[str] | bool | None = True
+    warn_after: int = 16
     platform: str | None = None
+    # devices
     mesh: Mesh | None = None
     shardings: Mapping[str, PartitionSpec] | str | Plan | None = None
-    device_configuration: str | None = None
-    devices: Mapping[Any, jax.Device] | Sequence[jax.Device] | None = None
     stages: int | None = None
     microbatches: int = 1
+    device_configuration: str | None = None
+    devices: Mapping[Any, jax.Device] | Sequence[jax.Device] | None = None
+    # reading
+    loop_cond: Literal["onnx", "onnxruntime"] = "onnx"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "float32", tuple(names_list(self.float32)))
