@@ -170,8 +170,15 @@ class Parameters:
                 f"parameter {unchecked[0]!r} is {type(changes[unchecked[0]]).__name__}, not an array of type "
                 f"{types[unchecked[0]]} on one device: such a model can be called, but not saved or trained"
             )
-        dtypes = {n: types[n].dtype if n in types else v.dtype for n, v in changes.items()}
-        return {n: v if v.dtype == dtypes[n] else v.astype(dtypes[n]) for n, v in changes.items()}
+        return self.in_file_types(changes)
+
+    def in_file_types(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Values of parameters by name, those in the compute dtype cast to the file's element types."""
+        types, computed = self.spec.types, self.spec.settings.dtype
+        if computed is None:
+            return dict(values)
+        casts = {n: types[n].dtype for n, v in values.items() if n in types and getattr(v, "dtype", None) == computed}
+        return {n: v.astype(casts[n]) if n in casts else v for n, v in values.items()}
 
 
 def _on_host(value: Any) -> Any:

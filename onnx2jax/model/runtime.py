@@ -277,10 +277,11 @@ class Runtime:
 
 
 def put(placement: Placement | None, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters on their devices."""
-    if placement is not None:
-        return placement.put_params(params)
-    return {n: v if is_traced(v) else jax.device_put(load(v)) for n, v in params.items()}
+    """Parameters on their devices, those of 64 bits too, whoever reads them first."""
+    with compat.enable_x64():
+        if placement is not None:
+            return placement.put_params(params)
+        return {n: v if is_traced(v) else jax.device_put(load(v)) for n, v in params.items()}
 
 
 def _kind_of(key: Signature) -> Hashable:

@@ -143,7 +143,7 @@ class FineTuning(TrainingEngine):
         loss, outputs = as_loss(loss, outputs, model)
         self._model, self._loss, self._optimizer, self._accumulate = model, loss, optimizer, accumulate
         graph = model.graph if outputs is None else select_outputs(model.graph, outputs)
-        self._adapters = low_rank.adapters(graph, model.graph, lora, lora_alpha)
+        self._adapters = low_rank.adapters(graph, model.graph, lora, lora_alpha, model.settings.dtype)
         if batchnorm == "train" and model.spec.groups is not None:
             raise TrainingFormError(
                 "each group of samples of a model converted with rebatch= would have its own running statistics; leave "
@@ -162,6 +162,8 @@ class FineTuning(TrainingEngine):
         # Without the omitted outputs, parameters may be trainable that determine shapes in the full model.
         self._params = analysis.parameters(self._form.plain)
         self._params |= {n: v for n, v in model.changed().items() if n in self._params}
+        if model.settings.dtype == np.float64:
+            self._params |= {n: v for n, v in model.params.items() if n in self._params}
         added = [n for a in self._adapters for n in (a.a, a.b)]
         self.trainable, self._left_out = select_trainable(self._form.plain, self._params, trainable, added)
         warn_of_zero_gradients(
@@ -270,7 +272,10 @@ class FineTuning(TrainingEngine):
         return self._evaluate(state, batch)
 
     def params(self, state: FineTuningState) -> dict[str, jax.Array]:
-        """The state's parameters and statistics in the file's element types, for ``onnx2jax.save(params=...)``."""
+        """The state's parameters and statistics, for ``onnx2jax.save(params=...)``.
+
+        They have the file's element types; float64 in a model that computes in it.
+        """
         check_not_donated(state)
         with compat.enable_x64():
             return {n: jnp.array(v, self._dtypes[n]) for n, v in (state.params | state.stats).items()}

@@ -12,7 +12,7 @@ import os
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
@@ -133,14 +133,21 @@ class Adapter:
         """The stored weight with the adapter merged, rounded once to its element type."""
         weight, a, b = (np.asarray(to_host(load(v))) for v in (weight, a, b))
         added = (a @ b) * self.scale / self.map.factor
-        wide: np.ndarray = weight.astype(self.dtype) + (added.T if self.map.transposed else added)
+        exact: np.ndarray = weight.astype(np.promote_types(self.dtype, weight.dtype))
+        wide = exact + (added.T if self.map.transposed else added)
         return wide.astype(weight.dtype)
 
 
 def adapters(
-    graph: Graph, full: Graph, lora: int | Mapping[str, int] | None, alpha: float | None
+    graph: Graph,
+    full: Graph,
+    lora: int | Mapping[str, int] | None,
+    alpha: float | None,
+    dtype: np.dtype | None = None,
 ) -> tuple[Adapter, ...]:
     """The adapters that ``lora`` requests, in graph order; ``graph`` is the part of ``full`` that the loss needs.
+
+    ``dtype`` is that in which the model computes.
 
     Raises:
         InputNameError: a pattern matches nothing.
@@ -161,6 +168,8 @@ def adapters(
     if alpha is not None and not (math.isfinite(alpha) and alpha > 0):
         raise InputTypeError(f"lora_alpha is {alpha}; it must be a number above 0")
     maps, found = list(linear_maps(graph)), dict[LinearMap, int]()
+    if dtype == np.float64:
+        maps = [replace(m, dtype=dtype) for m in maps]
     unsuitable = _unsuitable(full, maps)
     for pattern, rank in ranks.items():
         for linear in _matching(full, maps, unsuitable, pattern):

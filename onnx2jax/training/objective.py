@@ -39,7 +39,7 @@ class Objective:
     form: Form
     loss: Callable[[Any, dict[str, Any]], Any]
     dtypes: Mapping[str, np.dtype]
-    """The file's element types, by parameter; the state may hold wider ones."""
+    """The element types of the file, or of a model in float64, by parameter; the state may hold wider ones."""
     constants: Mapping[str, np.ndarray]
     """Parameters embedded in the program as constants."""
     settings: Settings

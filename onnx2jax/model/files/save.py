@@ -135,6 +135,7 @@ def _opened(model: Any, params: Mapping[str, Any] | None, state: Any) -> tuple[O
             )
         opened = model.origin.open()
         values |= model.changed() if state is None else model.changed(state)
+        params = model.in_file_types(params or {}) if hasattr(model, "in_file_types") else params
     else:
         _, message, files = opened_file(model, {})
         opened = Opened(message, files)

@@ -9,7 +9,7 @@ from typing import Any, Final
 import jax.numpy as jnp
 import numpy as np
 
-from ...ir.casts import DOUBLE, NARROWER
+from ...ir.casts import DOUBLE, NARROWER, WIDE
 
 TOLERANCES: Final = {"float64": 1e-9, "complex128": 1e-9, "float32": 1e-4, "complex64": 1e-4, "float16": 1e-2}
 """Tolerance for reordered sums by element type, relative to a number and to the largest in its tensor."""
@@ -138,8 +138,8 @@ def _differences(ours: Any, theirs: Any, limits: Limits, only_types: bool) -> It
             yield from (d for a, b in pairs for d in _differences(a, b, limits, only_types))
         return
     ours, theirs = np.asarray(ours), np.asarray(theirs)
-    if ours.dtype == limits[2] and theirs.dtype in (NARROWER if limits[2] == DOUBLE else (np.float32,)):
-        ours = ours.astype(theirs.dtype)
+    if (computed := limits[2]) is not None and ours.dtype == computed:  # np.dtype("float64") equals None
+        ours = ours.astype(theirs.dtype) if theirs.dtype in (NARROWER if computed == DOUBLE else {WIDE}) else ours
     texts = [a.dtype.kind in "OU" for a in (ours, theirs)]
     if ours.shape != theirs.shape or (ours.dtype != theirs.dtype and not all(texts)):
         yield None, None, wrong

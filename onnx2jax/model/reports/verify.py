@@ -24,7 +24,6 @@ from ... import progress
 from ...errors import UnsupportedError
 from ...eval.values import to_host
 from ...ir import analysis
-from ...ir.casts import DOUBLE
 from ...ir.graph import Graph, Node, ancestors, descendants
 from ...ops.registry import Operator
 from ...proto.types import TensorType, ValueInfo, to_value_info
@@ -131,7 +130,7 @@ class _Verifier:
         for name, (feeds, folder) in given.items():
             feeds = {n: v for n, v in feeds.items() if n not in self.model.static}
             names = [v.name for v in self.model.outputs]
-            if self.limits["dtype"] == DOUBLE:  # both read the numbers of the file's types
+            if self.model.settings.dtype == np.float64:  # both read the numbers of the file's types
                 feeds = _arrays(self.model, feeds)
             ours = dict(zip(names, self.model.run(None, feeds), strict=True))
             feeds = _arrays(self.model, feeds) | self.model.static

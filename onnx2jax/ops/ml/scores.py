@@ -32,7 +32,7 @@ def only(**choices):
 
 
 def result_dtype(double):
-    """The dtype of results that ONNX defines as float32, whatever the inputs: float64 in a model that computes in it."""
+    """The dtype of results that ONNX defines as float32 for all inputs: float64 in a model that computes in it."""
     return np.dtype(np.float64 if double else np.float32)
 
 
