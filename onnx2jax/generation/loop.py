@@ -19,7 +19,7 @@ from jax import lax
 from .. import compat, progress
 from ..errors import InputValueError
 from ..jaxpr.pipeline import Passes
-from ..runtime.executable import Executable, Kept, compiled_to_keep, unless_configured
+from ..runtime.executable import Executable, Kept, portable, unless_configured
 from ..runtime.memory import trim_heap
 from ..runtime.persistent_jit import PersistentJit
 from ..runtime.sections import Sections
@@ -221,9 +221,11 @@ class Programs:
             return PersistentJit(jitted, self.folder.store)  # traced, but not compiled again
         if kept := self.folder.read(path):
             return unless_configured(kept.compiled, jitted)
-        compiled, dumped = compiled_to_keep(jitted, *args)
-        self.folder.write(path, None if dumped is None else Kept(None, None, dumped))
-        return PersistentJit(jitted, self.folder.store) if compiled is None else unless_configured(compiled, jitted)
+        if (compiled := portable(jitted.lower(*args))) is None:
+            return PersistentJit(jitted, self.folder.store)
+        code = compat.dump_compiled(compiled)
+        self.folder.write(path, None if code is None else Kept(None, None, code))
+        return unless_configured(compiled, jitted)
 
     def _hoist(self, signature: Any, function: Any, in_loop: bool, *args: Any) -> Any:
         """A function of the weights optimised for their device, and its hoisted parameter-only subexpressions."""

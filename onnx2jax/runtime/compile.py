@@ -6,7 +6,9 @@ import re
 import time
 import warnings
 from collections.abc import Collection, Mapping
+from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -24,6 +26,7 @@ from ..jaxpr.pipeline import Passes
 from ..limits import LARGEST_CONSTANT
 from ..ops.arrays import is_traced
 from ..proto.immutable import owned
+from .compile_ahead import stand_in
 from .dispatch import BoundCall, Callee, Constants, Signature, signature
 from .executable import Executable
 from .jitted import Jitted
@@ -201,8 +204,12 @@ class Subprogram:
         rng: Any,
         leaves: Any,
         as_numpy: bool,
+        pool: Executor | None = None,
     ) -> Executable | Sections:
-        """The program for a signature: read from ``cache_dir`` if another process compiled it, or traced now."""
+        """The program for a signature: read from ``cache_dir`` if another process compiled it, or traced now.
+
+        With a pool, one of its threads compiles it; otherwise it is compiled here if ``cache_dir`` keeps it.
+        """
         args, jitted = (self._own_params(params.types), dict(values), rng), self._jitted(False)
         device = device_of((*leaves, *(params[k] for k in list(args[0])[:1])))
         options = Passes("" if device is None else compat.lowering_platform(device), self.settings.skip)
@@ -218,23 +225,63 @@ class Subprogram:
         structure = jax.tree.structure((dict(values), rng))
         key = meaning, constants, structure, types, sorted(args[0].items()), store and store.is_users
         entry = store.path(*key) if store and meaning else None
-        if store is None or entry is None:
-            return Executable(jitted, constants, *args, options=options, store=store)
-        options = replace(options, portable=not store.is_users)
-        if kept := store.read(entry, as_numpy=as_numpy):
-            self.compiles += 1
-            return Executable(jitted, constants, *args, options=options, kept=kept)
+        if store is not None and entry is not None:
+            options = replace(options, portable=not store.is_users)
+            if kept := store.read(entry, as_numpy=as_numpy):
+                self.compiles += 1
+                return Executable(jitted, constants, *args, options=options, kept=kept)
         warned = len(self.settings.warned)
-        executable = Executable(jitted, constants, *args, options=options, store=store)
-        if len(self.settings.warned) == warned:  # another process would not repeat the warning
+        executable, write = Executable(jitted, constants, *args, options=options, store=store), None
+        if store is not None and entry is not None and len(self.settings.warned) == warned:
+            write = partial(store.write, entry)  # not of a program that warned: another process would not
+        if write or pool:
             try:
-                new = executable.kept(params, leaves)
+                lowered = executable.lowered(params, leaves)
             except Unfoldable:  # the program without folding is right for these parameters and for any others
                 executable = executable.unfolded()
-                new = executable.kept(params, leaves)
-            if new:
-                store.write(entry, new)
+                lowered = executable.lowered(params, leaves)
+            if lowered is not None and pool is not None:
+                pool.submit(executable.compile, lowered, write)
+            elif lowered is not None:
+                executable.compile(lowered, write)
         return executable
+
+    def compile_ahead(
+        self,
+        pool: Executor,
+        stand_ins: Collection[str],
+        scope: Mapping[str, Any],
+        fixed: Collection[str],
+        params: Mapping[str, Any],
+        constants: Constants,
+        rng: Any,
+        *,
+        as_numpy: bool,
+    ) -> Outcome | None:
+        """Trace a call and have a thread compile its program; the results, with stand-ins for those not fixed.
+
+        None if the program exists, or what it returns is not known.
+
+        Args:
+            pool: the threads.
+            stand_ins: the names of values that do not exist yet, in whose places are arrays of their types.
+            scope, fixed, params, constants, rng, as_numpy: as for a call.
+        """
+        reads = {n: scope[n] for n in self._reads if n in scope}
+        if not self.specialisation.names.isdisjoint(stand_ins):
+            return None
+        pinned, rest = self.specialisation.divided(reads, fixed)
+        own = constants.with_inputs(pinned)
+        key, leaves = self._signed(rest, rng, params, own, False, as_numpy)
+        if key is None or not isinstance(params, DeviceParams) or key.program in self.executables:
+            return None
+        start = time.perf_counter()
+        executable = self._executable(own, params, rest, rng, leaves, as_numpy and rng is None, pool)
+        self.executables[key.program] = executable
+        self._count(time.perf_counter() - start, rest, pinned)
+        if not isinstance(executable, Executable) or executable.result_types is None:
+            return None
+        return self._unpacked(jax.tree.unflatten(executable.structure, map(stand_in, executable.result_types)))
 
     def _outcome(self, bound: BoundCall, leaves: list[Any], by_signature: bool) -> Outcome:
         """What a bound call returns; ``by_signature``: the caller's signature holds all values it is specialised on."""

@@ -79,6 +79,8 @@ class Executable:
         self._names = sorted(args[0])
         self._split: SplitProgram | None = None
         """The program, until it is compiled."""
+        self.result_types: Sequence[Any] | None = None
+        """Of its flat results, where the program was traced."""
         self._numpy: NumpyProgram | None = None
         """The program as NumPy calls, where dispatch would cost more than the computation."""
         self._unfolded: Executable | None = None
@@ -88,6 +90,7 @@ class Executable:
                 traced = jitted.trace(constants, *args)
                 self._split = self._as_split(traced)
             assert self._split.main is not None
+            self.result_types = self._split.main.out_avals
             compiler_options = pipeline.compiler_options(self._split.main, options)
             if not options.portable and options.platform == "cpu":
                 self._numpy = numpy_program(self._split.main, len(self._split.hoisted))
@@ -190,17 +193,22 @@ class Executable:
         """The program from ``cache_dir`` for JAX's arrays, loaded with the first: few processes need it for both."""
         return compat.load_compiled(self._code)
 
-    def kept(self, params: DeviceParams, leaves: list[Any]) -> Kept | None:
-        """Compile for these arguments, and return the state for another process; None if code cannot be serialized.
-
-        Calls in this process use the compiled code too.
-        """
+    def lowered(self, params: DeviceParams, leaves: list[Any]) -> Any:
+        """The program lowered for these arguments and any others of their types; None where NumPy runs it."""
         if self._numpy is not None:
             return None  # traced sooner than a program is loaded
-        compiled, dumped = compiled_to_keep(self._whole, self.hoisted(params), leaves)
+        return self._whole.lower(self.hoisted(params), leaves)
+
+    def compile(self, lowered: Any, write: Callable[[Kept], Any] | None) -> None:
+        """Compile what was lowered, for all calls; in any thread. ``write`` keeps the state for another process.
+
+        A program that no other process can use is left to the call.
+        """
+        compiled = portable(lowered, None if write else self._store)
         if compiled is not None:
             self._use(compiled)
-        return None if dumped is None else replace(self.plan, code=dumped, is_inline=is_inline(compiled))
+            if write is not None and (code := compat.dump_compiled(compiled)) is not None:
+                write(replace(self.plan, code=code, is_inline=is_inline(compiled)))
 
     @property
     def plan(self) -> Kept:
@@ -215,17 +223,12 @@ class Executable:
         return pipeline.run(traced.jaxpr, count, self.options)
 
 
-def compiled_to_keep(jitted: Any, *args: Any) -> tuple[Callable[..., Any] | None, Any]:
-    """A jitted function compiled for these arguments, and the executable in serialized form.
-
-    Both are None if the code is bound to this process, or an argument has 4 bits; the second alone if JAX cannot
-    serialize it.
-    """
-    lowered = jitted.lower(*args)
+def portable(lowered: Any, store: Store | None = None) -> Callable[..., Any] | None:
+    """A lowered function compiled; None if its code is bound to this process, or an argument has 4 bits."""
     if compat.has_narrow_arguments(lowered) or "custom_call" in lowered.as_text():
-        return None, None  # code of this process, or of libraries that lowering makes ready
-    compiled = lowered.compile()
-    return compiled, compat.dump_compiled(compiled)
+        return None  # code of this process, or of libraries that lowering makes ready
+    compiled: Callable[..., Any] = load_or_compile(lowered, store)
+    return compiled
 
 
 def unless_configured(compiled: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:

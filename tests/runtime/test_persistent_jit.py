@@ -66,7 +66,7 @@ def of_library_call(folder: Path) -> Any:
 
 def finetuned(folder: Path) -> Any:
     model = onnx2jax.convert(onnx2jax.demo_model(), cache_dir=folder)
-    tuned = onnx2jax.finetune(model, lambda logits, batch: (logits**2).mean(), optax.adam(1e-3))
+    tuned = onnx2jax.finetune(model, lambda logits, _: (logits**2).mean(), optax.adam(1e-3))
     return tuned.step(tuned.init(), {"image": IMAGES})
 
 

@@ -1,0 +1,69 @@
+"""Partitions in a row: traced one after another, and compiled side by side before the first of them runs.
+
+What one partition hands to the next is known by its types once it is traced. XLA compiles without the interpreter lock,
+so the next one is traced meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+if TYPE_CHECKING:
+    from .compile import Subprogram
+
+
+def compile_ahead(
+    row: Sequence[Subprogram], values: Mapping[str, Any], fixed: Collection[str], *args: Any, **options: Any
+) -> None:
+    """Compile the programs of partitions in a row, as far as their types can be known.
+
+    What tracing raises here, or XLA, the call of the partition raises again.
+
+    Args:
+        row: the partitions.
+        values: all that they read from before the first.
+        fixed: the names of values that are known at compile time.
+        *args, **options: as for a call of each.
+    """
+    threads = min(len(row), cores())
+    if threads < 2:
+        return
+    known, stand_ins, fixed = dict(values), set[str](), set(fixed)
+    with ThreadPoolExecutor(threads, "onnx2jax-compile") as pool:  # whose threads have ended when it is left
+        try:
+            with suppress(Exception):
+                for subprogram in row:
+                    traced = subprogram.compile_ahead(pool, stand_ins, known, fixed, *args, **options)
+                    if traced is None:
+                        break
+                    names = [v.name for v in subprogram.graph.outputs]
+                    known.update(zip(names, traced.outputs, strict=True))
+                    fixed.update(traced.fixed)
+                    stand_ins.update({*names}.difference(traced.fixed))
+        except BaseException:  # KeyboardInterrupt
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def cores() -> int:
+    """The number of processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def stand_in(aval: Any) -> np.ndarray:
+    """An array of a type, without memory of its own, in the place of a value that does not exist yet.
+
+    Raises:
+        TypeError: the value will be none of NumPy's arrays: its type is weak, or a random key's.
+    """
+    if getattr(aval, "weak_type", False) or jnp.issubdtype(aval.dtype, jax.dtypes.extended):
+        raise TypeError(f"no NumPy array is {aval}")
+    return np.broadcast_to(np.zeros((), aval.dtype), aval.shape)
