@@ -8,7 +8,6 @@ from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import ModelError
-from ..ir import traits  # noqa: F401  (registers which operators move elements)
 from ..ir.binding import NEWEST
 from ..ir.binding import opsets as imported
 from ..ir.importer import DEPTH_LIMIT

@@ -16,8 +16,9 @@ import numpy as np
 from jax import export
 
 from ..ir.graph import Graph, Node
-from ..ops.arrays import TracedIntegers, is_known, is_traced
+from ..ops.arrays import is_known, is_traced
 from ..ops.registry import Operator, is_built_in
+from ..ops.traced import TracedIntegers
 from .node_errors import needs_known
 
 MOST_INTEGERS: Final = 8

@@ -6,5 +6,5 @@ Nothing here evaluates a node; graph analyses (topological order, ancestors, val
   ``training_info``.
 - ``graph``: the data structures; ``analysis``, ``derivatives``, ``fingerprint``: analyses of them.
 - ``signatures``: the types that each version of each operator accepts.
-- ``precision``, ``traits``, ``casts``: which values a model computed in bfloat16 or float16 keeps in float32.
+- ``precision``, ``casts``: which values a model computed in bfloat16 or float16 keeps in float32.
 """

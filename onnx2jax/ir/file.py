@@ -10,10 +10,9 @@ from typing import Any, TypedDict, Unpack
 
 from ..errors import InputValueError, unknown_keywords
 from ..proto.external import ExternalFiles
-from ..proto.files import label_of, parse, read_bytes
+from ..proto.files import label_of, parse, read_bytes, skeleton
 from ..proto.mapped import Detached
 from ..proto.operator_sets import OperatorSet, read_operator_sets
-from ..proto.skeleton import skeleton
 
 
 class Reading(TypedDict, total=False):

@@ -164,7 +164,7 @@ TRAINING_PASSES: Final = (
 )
 """Over a training step, whose state changes with every call: nothing is hoisted."""
 CONV_LIBRARY: Final = "conv_library"
-"""Passes of XLA rather than a rewrite (``passes/cpu/conv_library.py``)."""
+"""Passes of XLA rather than a rewrite (``passes/cpu/conv_lowering.py``)."""
 HOST_PASS: Final = "fuse_host_nodes"
 """Over host nodes rather than a program (``runtime/host_fusion.py``)."""
 NAMES: Final = (*dict.fromkeys(p.name for p in (*PASSES, *TRAINING_PASSES)), CONV_LIBRARY, HOST_PASS)
@@ -189,9 +189,9 @@ def compiler_options(main: Any, options: Passes) -> dict[str, bool | str] | None
     """XLA's options for a program after all passes; None for its own."""
     if options.platform != "cpu" or CONV_LIBRARY in options.skip:
         return None
-    from .passes.cpu import conv_library
+    from .passes.cpu import conv_lowering
 
-    return guarded(CONV_LIBRARY, lambda: conv_library.compiler_options(main))
+    return guarded(CONV_LIBRARY, lambda: conv_lowering.library_options(main))
 
 
 def run_training(closed: Any, state: int, options: Passes) -> Any:

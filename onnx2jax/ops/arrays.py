@@ -6,7 +6,6 @@ import functools
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final
 
@@ -34,42 +33,6 @@ def is_known(value: Any) -> bool:
                 return False
         return True
     return isinstance(value, _KNOWN)
-
-
-@dataclass(frozen=True)
-class TracedIntegers:
-    """A traced vector or scalar of integers of which something is known.
-
-    Attributes:
-        value: the traced array.
-        terms: its elements as integers and symbolic dimensions of ``jax.export``, for differences and bounds.
-    """
-
-    value: Any
-    terms: np.ndarray
-
-
-def terms(vector: Any) -> tuple[tuple[Any, ...], Any]:
-    """The elements of a vector as integers and symbolic terms, and the vector, traced if it is."""
-    if isinstance(vector, TracedIntegers):
-        return dims(vector.terms), vector.value.reshape(-1)
-    return dims(vector), np.ravel(vector)
-
-
-def difference(a: Any, b: Any) -> Any:
-    """``a - b`` of two terms: an integer, a term, or None for symbolic dimensions that have nothing in common."""
-    try:
-        return a - b
-    except ValueError:  # terms of traced values, and dimensions of an export
-        return None
-
-
-def holds(condition: Callable[[], Any]) -> bool:
-    """Whether a comparison of symbolic terms is true whatever they stand for."""
-    try:
-        return bool(condition())
-    except Exception:  # jax.export's InconclusiveDimensionOperation, which moves between releases
-        return False
 
 
 def is_traced(*values: Any) -> bool:
@@ -185,11 +148,6 @@ def dims(vector: Any) -> tuple[Any, ...]:
     if getattr(vector, "dtype", np.dtype(int)).kind not in "iuO":
         raise ValueError(f"extents and counts must be integers, not {vector.dtype}")
     return tuple(d if isinstance(d, int) or not hasattr(d, "__index__") else int(d) for d in np.ravel(vector))
-
-
-def shape_vector(shape: tuple[Any, ...]) -> np.ndarray:
-    """A shape as an int64 vector, or as an object vector when a dimension is symbolic."""
-    return np.array(shape, np.int64 if all(isinstance(d, int) for d in shape) else object)
 
 
 def axis_of(axis: Any, rank: int) -> int:

@@ -16,10 +16,10 @@ from ..limits import ATTENTION_BLOCK, ATTENTION_QUERIES
 from ..proto.dtypes import to_dtype
 from .activation import softmax
 from .arrays import accumulator, check_shape, check_shapes, xp
-from .guards import finite_or
 from .indexing import BOUNDS, gather
 from .linalg import rows_of_group
 from .registry import op
+from .traced import finite_or
 
 Rows = Callable[[Any], Any]
 """Of an array that broadcasts to all scores, the part for a block of queries."""

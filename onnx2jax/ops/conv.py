@@ -16,8 +16,8 @@ from .. import compat
 from .arrays import accumulator, check_shape, dims, is_known, xp
 from .conv_cpu import channels_last, convolve, kernel_first, multiply_adds
 from .conv_rules import Problem, lowering
-from .guards import finite_or, unfolded
 from .registry import Static, op, taking
+from .traced import finite_or, unfolded
 from .vision import sample_linear
 from .window import WINDOW, Window, count_blocks, padded, split_pads, taps, window_of
 

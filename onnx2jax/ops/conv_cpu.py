@@ -35,7 +35,7 @@ from jax import lax
 from ..limits import CONV_SHORT_ROWS, UNROLLED_TAPS
 from .arrays import accumulator
 from .conv_rules import Problem, lowering
-from .guards import finite_or
+from .traced import finite_or
 from .window import Window, count_blocks, padded, taps
 
 SIZE: Final = 4

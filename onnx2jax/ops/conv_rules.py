@@ -9,7 +9,7 @@ A rule is the name of a form and a condition; the first that applies decides, an
     onednn                  layout assignment, where it may call it     jaxpr/passes/cpu/conv_lowering.py
     training                layout assignment of a training step        jaxpr/passes/cpu/train_conv.py
     int8                    quantised operators, and dequantize         quant.py
-    jaxlib 0.10, ...        the vote on XLA:CPU's library               jaxpr/passes/cpu/conv_library.py
+    jaxlib 0.10, ...        the vote on XLA:CPU's library               jaxpr/passes/cpu/conv_lowering.py
 
 Thresholds, with what they were measured on, are in limits.py.
 """

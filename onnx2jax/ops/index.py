@@ -19,7 +19,9 @@ _NAMES: Final = {
         "": "BitCast Cast CastLike",
     },
     "control": {
-        "": "If Loop Scan SequenceMap",
+        "": """
+            ConcatFromSequence If Loop Optional OptionalGetElement OptionalHasElement Scan SequenceAt
+            SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceLength SequenceMap SplitToSequence""",
     },
     "conv": {
         "": "Col2Im Conv ConvTranspose DeformConv",
@@ -69,9 +71,6 @@ _NAMES: Final = {
             HyperConnectionLowRankMix MatMulNBitsQLoRA MoE MoEGroupRouter PackedSparseAttentionIndexerMerge QMoE
             RMSNormRotary RouterGateUpProj SwiGLU""",
     },
-    "microsoft.decoder": {
-        "com.microsoft": "DecoderAttention DecoderMaskedMultiHeadAttention DecoderMaskedSelfAttention NGramRepeatBlock",
-    },
     "microsoft.fused": {
         "": "SimplifiedLayerNormalization",
         "com.microsoft": """
@@ -84,7 +83,9 @@ _NAMES: Final = {
         "com.microsoft": "BeamSearch GreedySearch Sampling",
     },
     "microsoft.grouped": {
-        "com.microsoft": "GroupQueryAttention",
+        "com.microsoft": """
+            DecoderAttention DecoderMaskedMultiHeadAttention DecoderMaskedSelfAttention GroupQueryAttention
+            NGramRepeatBlock""",
     },
     "microsoft.paged": {
         "com.microsoft": "DynamicSparseAttention LongformerAttention PagedAttention SparseAttention",
@@ -169,11 +170,6 @@ _NAMES: Final = {
     },
     "resize": {
         "": "Resize Upsample",
-    },
-    "sequence": {
-        "": """
-            ConcatFromSequence Optional OptionalGetElement OptionalHasElement SequenceAt SequenceConstruct
-            SequenceEmpty SequenceErase SequenceInsert SequenceLength SplitToSequence""",
     },
     "shape": {
         "": """

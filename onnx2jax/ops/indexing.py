@@ -16,24 +16,10 @@ from jax import lax
 
 from .. import compat
 from ..errors import KnownValueError
-from .arrays import (
-    FIX,
-    axes_of,
-    axis_of,
-    check_shape,
-    difference,
-    dims,
-    flatten_or_axis,
-    holds,
-    is_known,
-    is_string,
-    is_traced,
-    terms,
-    xp,
-)
+from .arrays import FIX, axes_of, axis_of, check_shape, dims, flatten_or_axis, is_known, is_string, is_traced, xp
 from .elementwise import WITHDRAWN
-from .guards import unfolded
 from .registry import Relative, Static, deprecated, op
+from .traced import difference, holds, terms, unfolded
 
 BOUNDS = "out-of-range indices raise if known; traced ones read NaN (integers: the extreme of their dtype)"
 _WRITES = "out-of-range indices raise if known; traced ones write nothing"

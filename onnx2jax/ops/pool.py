@@ -15,10 +15,10 @@ from .. import compat
 from ..limits import POOL_TAPS, UNROLLED_TAPS
 from .arrays import HALF, argmax, dims, is_known, xp
 from .cast import is_float
-from .guards import unfolded
 from .indexing import in_32_bits
 from .norm import root
 from .registry import Static, op, taking
+from .traced import unfolded
 from .window import WINDOW, count_blocks, taps, window_of
 
 POOL = {name: WINDOW[name] for name in ("auto_pad", "pads", "strides")} | {"kernel_shape": Parameter.empty}

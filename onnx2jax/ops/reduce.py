@@ -14,11 +14,11 @@ from jax import lax
 
 from .arrays import accumulator, argmax, axes_of, axis_of, dims, flatten_or_axis, is_known, is_traced, xp
 from .cast import cast_to, is_float
-from .guards import with_unfolded_cotangent
 from .indexing import gather_elements
 from .norm import root
 from .registry import Static, StaticIfKnown, op
 from .shape import padded, reshaped
+from .traced import with_unfolded_cotangent
 
 
 def _folding(numpy_function, lax_function, start):

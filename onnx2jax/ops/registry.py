@@ -20,6 +20,7 @@ from ..proto.names import normal_domain
 from .arrays import in_float32
 from .description import described
 from .index import MODULES
+from .traits import TRAITS
 
 Static = Annotated[Any, "static"]
 """Marks a parameter whose *value* must be known before compiling: a shape, axes, a count."""
@@ -217,8 +218,6 @@ def _wrapped(wrapper: Wrapper, function: Callable[..., Any], inputs: tuple[str, 
 _LOCK: Final = threading.RLock()
 _OPERATORS: dict[tuple[str, str], list[Registration]] = {}
 """The registered versions of each operator, the newest first."""
-_ADDED: dict[tuple[str, str], Traits] = {}
-"""Traits of this package's operators that other modules set."""
 _REFUSED: dict[tuple[str, str], str] = {}
 _WRAPPERS: dict[tuple[str, str], Wrapper] = {}
 _BUILT_IN: dict[tuple[str, str, int], Callable[..., Any] | None] = {}
@@ -352,14 +351,6 @@ def load_all() -> None:
         import_module(f"{__package__}.{module}")
 
 
-def add_traits(domain: str, name: str, **traits: Unpack[Traits]) -> None:
-    """Set more traits of an operator of this package, in all its versions."""
-    key = normal_domain(domain), name
-    _ADDED.setdefault(key, {}).update(traits)
-    if key in _OPERATORS:
-        _OPERATORS[key] = [dataclasses.replace(v, traits=v.traits | traits) for v in _OPERATORS[key]]
-
-
 def wrap(domain: str, name: str, wrapper: Wrapper) -> None:
     """Replace an operator's functions, in all its versions, by ``wrapper``'s; before its module is imported."""
     _WRAPPERS[normal_domain(domain), name] = wrapper
@@ -406,7 +397,7 @@ def _add(registration: Registration, replace: bool) -> None:
             f"{domain or 'ai.onnx'}.{name} since opset {since} is registered "
             f"already; to override it: op({name!r}, since={since}, replace=True)"
         )
-    traits = versions[0].traits if versions else _ADDED.get((domain, name), {})  # equal in all versions
+    traits: Any = versions[0].traits if versions else TRAITS.get((domain, name), {})  # equal in all versions
     traits = traits | ({"heavy": True} if registration.traits.get("product") else {}) | registration.traits
     versions = sorted([v for v in versions if v.since != since] + [registration], key=lambda v: -v.since)
     _OPERATORS[domain, name] = [dataclasses.replace(v, traits=traits) for v in versions]

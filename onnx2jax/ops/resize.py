@@ -12,8 +12,8 @@ from jax import lax
 
 from ..limits import RESIZE_GATHERS, RESIZE_SCATTERS, UNROLLED_TAPS
 from .arrays import axes_of, check_room, dims, is_known, is_string, xp
-from .guards import finite_or, with_unfolded_cotangent
 from .registry import Static, deprecated, op, taking
+from .traced import finite_or, with_unfolded_cotangent
 
 F32 = np.float32
 Coordinates13 = Literal["half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric", "tf_crop_and_resize"]

@@ -14,23 +14,9 @@ from .. import compat
 from ..errors import KnownValueError
 from ..limits import TPU_APPENDED
 from ..proto.dtypes import ELEMENT_TYPES, to_code, to_dtype
-from .arrays import (
-    FIX,
-    TracedIntegers,
-    axes_of,
-    axis_of,
-    check_room,
-    check_shape,
-    counting,
-    difference,
-    dims,
-    is_known,
-    is_string,
-    shape_vector,
-    terms,
-    xp,
-)
+from .arrays import FIX, axes_of, axis_of, check_room, check_shape, counting, dims, is_known, is_string, xp
 from .registry import Relative, Shaped, Static, op, taking
+from .traced import TracedIntegers, difference, shape_vector, terms
 
 
 def reshaped(data, shape):

@@ -16,10 +16,10 @@ from jax import lax
 
 from .. import compat
 from .arrays import check_room, check_shape, dims, xp
-from .guards import unfolded
 from .norm import wide_dtype
 from .registry import Static, op, taking
 from .resize import cubic, hat
+from .traced import unfolded
 
 Kernel = Literal["linear", "nearest", "cubic"]
 Kernel16 = Literal["bilinear", "nearest", "bicubic"]

@@ -10,7 +10,7 @@ import pytest
 import onnx2jax
 from docs.make_conformance import rules
 from onnx2jax import cli, demo_model
-from onnx2jax.checker.fixes import FIXES
+from onnx2jax.checker.report import FIXES
 from onnx2jax.errors import ModelError
 from tests.support.cases import MAIN, parse
 

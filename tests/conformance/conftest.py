@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from onnx2jax.ir import traits  # noqa: F401  (registered once, before a test takes its copy)
 from onnx2jax.ops import registry
 
 

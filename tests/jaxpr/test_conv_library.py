@@ -13,7 +13,7 @@ from onnx import helper
 import onnx2jax
 from onnx2jax import compat
 from onnx2jax.jaxpr import pipeline
-from onnx2jax.jaxpr.passes.cpu import conv_library
+from onnx2jax.jaxpr.passes.cpu.conv_lowering import library_options
 from onnx2jax.jaxpr.pipeline import Passes
 from tests.support.models import model, value
 
@@ -48,21 +48,21 @@ def test_each_release_has_its_own_convolutions_for_eigen(
     monkeypatch.setattr(compat, "jaxlib_release", lambda: release)
     for one in (SMALL, LARGE, NARROW, ROW, LONG):
         wanted = compat.eigen_convolutions() if one in eigen else None
-        assert conv_library.compiler_options(program(one)) == wanted, one
+        assert library_options(program(one)) == wanted, one
 
 
 def test_the_flops_of_convolutions_vote(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compat, "jaxlib_release", lambda: OLD)
-    assert conv_library.compiler_options(program(LARGE, SMALL, SMALL)) is not None
-    assert conv_library.compiler_options(program(SMALL, *[MIDDLING] * 30, LARGE)) is None
-    assert conv_library.compiler_options(program()) is None, "no convolution"
+    assert library_options(program(LARGE, SMALL, SMALL)) is not None
+    assert library_options(program(SMALL, *[MIDDLING] * 30, LARGE)) is None
+    assert library_options(program()) is None, "no convolution"
 
 
 def test_eigen_gets_no_program_with_integer_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no kernels for them: a network in int8 took 170 ms rather than 7."""
     monkeypatch.setattr(compat, "jaxlib_release", lambda: OLD)
-    assert conv_library.compiler_options(program(LARGE)) is not None
-    assert conv_library.compiler_options(program(LARGE, dtype=np.int8)) is None
+    assert library_options(program(LARGE)) is not None
+    assert library_options(program(LARGE, dtype=np.int8)) is None
 
 
 def test_options_that_xla_refuses_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Large files of which protobuf parses all but the weights (proto/skeleton.py)."""
+"""Large files of which protobuf parses all but the weights (proto/files.py)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnx2jax
 from onnx2jax.errors import ExternalDataError, ModelError
-from onnx2jax.proto import skeleton
+from onnx2jax.proto import files
 from onnx2jax.proto.mapped import is_lazy
 
 W = np.random.default_rng(0).standard_normal((256, 256)).astype(np.float32)
@@ -23,7 +23,7 @@ X = np.ones((1, 256), np.float32)
 
 @pytest.fixture(autouse=True)
 def every_file_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(skeleton, "LARGE_FILE", 0)
+    monkeypatch.setattr(files, "LARGE_FILE", 0)
 
 
 def model(*weights: TensorProto) -> onnx.ModelProto:
@@ -149,7 +149,7 @@ def test_invalid_files_raise_the_same_errors_as_small_ones(tmp_path: Path, monke
         path.write_bytes(data)
         in_parts = said(path)
         with monkeypatch.context() as patch:
-            patch.setattr(skeleton, "LARGE_FILE", 2**40)
+            patch.setattr(files, "LARGE_FILE", 2**40)
             assert in_parts == said(path), name
     # The last occurrence of a non-repeated field counts, as in protobuf.
     single = model(raw())

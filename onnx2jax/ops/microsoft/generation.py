@@ -16,7 +16,7 @@ import numpy as np
 from ..arrays import check_shapes
 from ..registry import Static, op, taking
 from . import MICROSOFT
-from .decoder import repeated_ngrams
+from .grouped import repeated_ngrams
 
 LOWEST = np.finfo(np.float32).min
 """The score of a forbidden token."""

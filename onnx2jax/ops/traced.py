@@ -1,4 +1,4 @@
-"""Guards against XLA's constant folding, which takes seconds, and against NaN in products with zeros.
+"""What traced values need: integers that are known in part, and guards against XLA's folding and against NaN.
 
 ``unfolded``: while it compiles, XLA evaluates gathers, scatters and scans of constants, and chains of elementwise
 operations on them, element by element. Constants are indices and coordinates that a file holds, the positions that JAX
@@ -11,15 +11,58 @@ The fast form is computed, and where a result is not finite, the exact one.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.custom_batching import custom_vmap
 
 from ..limits import XLA_FOLDED
-from .arrays import is_known
+from .arrays import dims, is_known
+
+
+@dataclass(frozen=True)
+class TracedIntegers:
+    """A traced vector or scalar of integers of which something is known.
+
+    Attributes:
+        value: the traced array.
+        terms: its elements as integers and symbolic dimensions of ``jax.export``, for differences and bounds.
+    """
+
+    value: Any
+    terms: np.ndarray
+
+
+def terms(vector: Any) -> tuple[tuple[Any, ...], Any]:
+    """The elements of a vector as integers and symbolic terms, and the vector, traced if it is."""
+    if isinstance(vector, TracedIntegers):
+        return dims(vector.terms), vector.value.reshape(-1)
+    return dims(vector), np.ravel(vector)
+
+
+def difference(a: Any, b: Any) -> Any:
+    """``a - b`` of two terms: an integer, a term, or None for symbolic dimensions that have nothing in common."""
+    try:
+        return a - b
+    except ValueError:  # terms of traced values, and dimensions of an export
+        return None
+
+
+def holds(condition: Callable[[], Any]) -> bool:
+    """Whether a comparison of symbolic terms is true whatever they stand for."""
+    try:
+        return bool(condition())
+    except Exception:  # jax.export's InconclusiveDimensionOperation, which moves between releases
+        return False
+
+
+def shape_vector(shape: tuple[Any, ...]) -> np.ndarray:
+    """A shape as an int64 vector, or as an object vector when a dimension is symbolic."""
+    return np.array(shape, np.int64 if all(isinstance(d, int) for d in shape) else object)
 
 
 def unfolded(x: Any, size: int | None = None) -> Any:

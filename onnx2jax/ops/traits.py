@@ -5,9 +5,7 @@ Operators of a user's own say it where they are registered: ``op("Norm", domain=
 
 from __future__ import annotations
 
-from typing import Final
-
-from ..ops.registry import add_traits
+from typing import Any, Final
 
 WIDE: Final = {
     "": """
@@ -65,13 +63,14 @@ MOVES: Final = {
 STRINGS: Final = {"LabelEncoder": "keys_strings", "OneHotEncoder": "cats_strings"}
 """Operators of ai.onnx.ml that compare strings, with the attribute that lists those."""
 
-for _domain, _names in WIDE.items():
-    for _name in _names.split():
-        add_traits(_domain, _name, wide=True)
-for _domain, _names in MOVES.items():
-    for _name in _names.split():
-        add_traits(_domain, _name, moves=True)
+TRAITS: Final[dict[tuple[str, str], dict[str, Any]]] = {}
+"""(domain, operator) -> traits of these tables, beside those that the operator's registration sets."""
+
+for _tables, _trait in ((WIDE, "wide"), (MOVES, "moves")):
+    for _domain, _names in _tables.items():
+        for _name in _names.split():
+            TRAITS.setdefault((_domain, _name), {})[_trait] = True
 for _name, _attribute in STRINGS.items():
-    add_traits("ai.onnx.ml", _name, strings=_attribute)
-for (_domain, _name), _inputs in EXACT.items():
-    add_traits(_domain, _name, exact=_inputs)
+    TRAITS.setdefault(("ai.onnx.ml", _name), {})["strings"] = _attribute
+for _key, _inputs in EXACT.items():
+    TRAITS.setdefault(_key, {})["exact"] = _inputs

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.extend.core import Literal, jaxprs_in_params
 
-from onnx2jax.ops.guards import XLA_FOLDED, with_unfolded_cotangent
+from onnx2jax.ops.traced import XLA_FOLDED, with_unfolded_cotangent
 from tests.support.helpers import run_op
 
 RNG = np.random.default_rng(5)
