@@ -14,6 +14,7 @@ import numpy as np
 
 from .. import compat
 from ..model.reports.comparison import compared
+from ..model.reports.verify import in_types_of_file
 from ..model.reports.profile import duration
 from .inputs import add_inputs, filled, given, sized
 from .terminal import (
@@ -63,14 +64,15 @@ def _bench(arguments: argparse.Namespace) -> int:
     with working("compiling"), sized(model, feeds):
         ours, first = _timed(lambda: model.run(None, feeds))
     calls: dict[str, Callable[[], Any]] = {OURS: lambda: model.run(None, feeds)}
-    if not arguments.alone and (session := _session(arguments.model, feeds)) is not None:
-        theirs = dict(zip((v.name for v in session.get_outputs()), session.run(None, feeds), strict=True))
+    declared = in_types_of_file(model, feeds)
+    if not arguments.alone and (session := _session(arguments.model, declared)) is not None:
+        theirs = dict(zip((v.name for v in session.get_outputs()), session.run(None, declared), strict=True))
         options: dict[str, Any] = {"only_types": model.graph.draws, "dtype": model.settings.dtype}
         found = [compared(v.name, o, theirs[v.name], **options) for v, o in zip(model.outputs, ours, strict=True)]
         if bad := [c for c in found if not c.ok]:
             note(f"output {bad[0].value!r} differs from onnxruntime's: {bad[0].why}; see onnx2jax verify")
             return 1
-        calls[THEIRS] = lambda: session.run(None, feeds)
+        calls[THEIRS] = lambda: session.run(None, declared)
     with working("timing"):
         times = measured(calls, max(1, arguments.rounds))
     _print(times, load_time, first, arguments.json)

@@ -7,4 +7,5 @@ Nothing here evaluates a node; graph analyses (topological order, ancestors, val
 - ``graph``: the data structures; ``analysis``, ``derivatives``, ``fingerprint``: analyses of them.
 - ``signatures``: the types that each version of each operator accepts.
 - ``precision``, ``casts``: which values a model computed in bfloat16 or float16 keeps in float32.
+- ``widening``: the casts of a model computed in float64.
 """

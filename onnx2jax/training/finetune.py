@@ -56,7 +56,8 @@ class FineTuning(TrainingEngine):
 
     Args:
         model: the Model to train; it is not modified. Of one that computes in bfloat16 or float16 (``convert(dtype=)``)
-            parameters, gradients and optimizer are float32 in the state; they are cast inside the step.
+            parameters, gradients and optimizer are float32 in the state; they are cast inside the step. Of one that
+            computes in float64 they are float64.
         loss: ``loss(outputs, batch)`` returns a floating-point scalar, or the scalar and a dict of metrics.
             ``outputs`` is the result of ``model(...)``, ``batch`` the dict passed to ``step``. It is traced with 64-bit
             types enabled, so int64 labels stay int64. "next_token" is ``next_token_loss`` of the output ``logits``.

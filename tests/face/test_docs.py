@@ -27,7 +27,9 @@ from tests.support.tiers import extended
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # optax
 
 
-EXPENSIVE = {"convert", "export", "finetune", "generate", "lora", "recipes", "serve", "several_processes", "speed"}
+EXPENSIVE = {
+    "convert", "export", "finetune", "generate", "lora", "recipes", "serve", "several_processes", "solvers", "speed",
+}  # fmt: skip
 """Pages whose code takes a second or more."""
 
 

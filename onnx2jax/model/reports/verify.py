@@ -102,7 +102,7 @@ def _random(model: Any, seed: int) -> dict[str, Any]:
     return dict(random_values(model.inputs, np.random.default_rng(seed)))
 
 
-def _arrays(model: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
+def in_types_of_file(model: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
     """The inputs with tensors as NumPy arrays of the types in the file, which other implementations require."""
     declared = (*model.inputs, *map(to_value_info, model.origin.open().message.graph.input))
     types = {v.name: v.type.dtype for v in declared if isinstance(v.type, TensorType)}
@@ -131,9 +131,9 @@ class _Verifier:
             feeds = {n: v for n, v in feeds.items() if n not in self.model.static}
             names = [v.name for v in self.model.outputs]
             if self.model.settings.dtype == np.float64:  # both read the numbers of the file's types
-                feeds = _arrays(self.model, feeds)
+                feeds = in_types_of_file(self.model, feeds)
             ours = dict(zip(names, self.model.run(None, feeds), strict=True))
-            feeds = _arrays(self.model, feeds) | self.model.static
+            feeds = in_types_of_file(self.model, feeds) | self.model.static
             if whole is not None:
                 theirs = whole.run(feeds)
             else:
