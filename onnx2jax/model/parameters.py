@@ -170,15 +170,16 @@ class Parameters:
                 f"parameter {unchecked[0]!r} is {type(changes[unchecked[0]]).__name__}, not an array of type "
                 f"{types[unchecked[0]]} on one device: such a model can be called, but not saved or trained"
             )
-        return self.in_file_types(changes)
+        return in_file_types(self.spec, changes)
 
-    def in_file_types(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Values of parameters by name, those in the compute dtype cast to the file's element types."""
-        types, computed = self.spec.types, self.spec.settings.dtype
-        if computed is None:
-            return dict(values)
-        casts = {n: types[n].dtype for n, v in values.items() if n in types and getattr(v, "dtype", None) == computed}
-        return {n: v.astype(casts[n]) if n in casts else v for n, v in values.items()}
+
+def in_file_types(spec: Spec, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of parameters by name, those in the compute dtype cast to the file's element types."""
+    types, computed = spec.types, spec.settings.dtype
+    if computed is None:
+        return dict(values)
+    casts = {n: types[n].dtype for n, v in values.items() if n in types and getattr(v, "dtype", None) == computed}
+    return {n: v.astype(casts[n]) if n in casts else v for n, v in values.items()}
 
 
 def _on_host(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import re
@@ -17,6 +18,7 @@ from onnx import helper
 import onnx2jax
 from onnx2jax.cli import COMMANDS
 from onnx2jax.data import demo_samples
+from onnx2jax.model.options import Options
 from onnx2jax.ops import registry
 from tests.ops import test_branches, test_gradients, test_opset_matrix
 from tests.support import pages
@@ -72,6 +74,30 @@ def test_readme() -> None:
     assert names["by_pixel"].shape == names["images"].shape
     labels = demo_samples()["labels"][:4]
     np.testing.assert_array_equal(names["model"](demo_samples()["images"][:4]).argmax(-1), labels)
+
+
+WIDEST = 88
+"""Columns of code that a page shows at a window of 1280 pixels (docs/site.css)."""
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *pages.SITE], ids=lambda p: str(p.relative_to(ROOT)))
+def test_code_on_pages_is_not_cut_off(page: Path) -> None:
+    code = [line for block in pages.blocks(page) if block.kind != "text" for line in block.body.splitlines()]
+    assert [line for line in code if len(line) > WIDEST] == []
+
+
+def test_keywords_of_convert_stand_in_the_same_groups_everywhere() -> None:
+    """In the signature, in the docstring, in the options of a model, and on the page."""
+    sections = re.split(r"^    Args: (\w+)\n", inspect.getsource(onnx2jax.convert), flags=re.MULTILINE)[1:]
+    texts = [text.partition("\n    Returns:")[0] for text in sections[1::2]]
+    documented = [re.findall(r"^        (\w+): ", text, re.MULTILINE) for text in texts]
+    names = [name for group in documented for name in group]
+    assert names == [n for n in inspect.signature(onnx2jax.convert).parameters if n not in ("source", "reading")]
+    assert names == [f.name for f in dataclasses.fields(Options) if f.name in names]
+    text = (ROOT / "docs" / "guides" / "convert.md").read_text()
+    rows = [re.search(rf"^\| {group.lower()} \| (.+?) \|", text, re.MULTILINE) for group in sections[::2]]
+    shown = [re.findall(r"`(\w+)`", row[1])[: len(group)] for row, group in zip(rows, documented, strict=True) if row]
+    assert shown == documented
 
 
 def test_every_command_is_on_its_page() -> None:

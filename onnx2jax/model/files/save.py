@@ -34,6 +34,7 @@ from ...proto.walk import tensors, weights
 from ...sharding.processes import together, writes
 from ...sharding.writing import configured
 from ..calls.arguments import check_readable
+from ..parameters import in_file_types
 
 PROTOBUF_LIMIT: Final = 2**31 - 1
 INLINE_LIMIT: Final = PROTOBUF_LIMIT - 2**20
@@ -135,7 +136,8 @@ def _opened(model: Any, params: Mapping[str, Any] | None, state: Any) -> tuple[O
             )
         opened = model.origin.open()
         values |= model.changed() if state is None else model.changed(state)
-        params = model.in_file_types(params or {}) if hasattr(model, "in_file_types") else params
+        if hasattr(model, "spec"):
+            params = in_file_types(model.spec, params or {})
     else:
         _, message, files = opened_file(model, {})
         opened = Opened(message, files)
