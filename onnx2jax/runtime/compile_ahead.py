@@ -37,7 +37,7 @@ def compile_ahead(
     if threads < 2:
         return
     known, stand_ins, fixed = dict(values), set[str](), set(fixed)
-    with ThreadPoolExecutor(threads, "onnx2jax-compile") as pool:  # whose threads have ended when it is left
+    with ThreadPoolExecutor(threads, "onnx2jax-partition") as pool:  # whose threads have ended when it is left
         try:
             with suppress(Exception):
                 for subprogram in row:

@@ -67,7 +67,7 @@ def test_compilations_overlap(stored: bool, as_numpy: bool, tmp_path: Path, monk
         m = onnx2jax.convert(proto, cache_dir=tmp_path if stored else None)
         result = m.run(None, {"x0": X})[0] if as_numpy else m(X)
         assert m.compilations == 3
-    assert len(compiled) == 3 and all(name.startswith("onnx2jax-compile") for name in compiled)
+    assert len(compiled) == 3 and all(name.startswith("onnx2jax-partition") for name in compiled)
     assert not any(t.name in compiled for t in threading.enumerate())
     np.testing.assert_allclose(result, wanted, rtol=1e-4)
     np.testing.assert_array_equal(m(X), result)
@@ -103,7 +103,7 @@ def test_an_interrupted_compilation_leaves_no_thread(monkeypatch: pytest.MonkeyP
         patch.setattr("onnx2jax.runtime.compile.Executable", interrupt)
         with pytest.raises(KeyboardInterrupt):
             m(X)
-    assert not [t for t in threading.enumerate() if t.name.startswith("onnx2jax-compile")]
+    assert not [t for t in threading.enumerate() if t.name.startswith("onnx2jax-partition")]
     np.testing.assert_allclose(m(X), whole(deep(), monkeypatch), rtol=1e-4)
 
 
