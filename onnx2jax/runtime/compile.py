@@ -221,7 +221,7 @@ class Subprogram:
                 return sections
         by_type = self._keys.keys() & params.types.keys()
         meaning = fingerprint(self.graph, by_type, self.settings) if store and is_cpu(device) else None
-        types = [(v.shape, v.dtype, getattr(v, "weak_type", False)) for v in leaves]
+        types = [(v.shape, str(v.dtype), getattr(v, "weak_type", False)) for v in leaves]
         structure = jax.tree.structure((dict(values), rng))
         key = meaning, constants, structure, types, sorted(args[0].items()), store and store.is_users
         entry = store.path(*key) if store and meaning else None
