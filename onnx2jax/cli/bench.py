@@ -14,8 +14,8 @@ import numpy as np
 
 from .. import compat
 from ..model.reports.comparison import compared
-from ..model.reports.verify import in_types_of_file
 from ..model.reports.profile import duration
+from ..model.reports.verify import in_types_of_file
 from .inputs import add_inputs, filled, given, sized
 from .terminal import (
     add_command,

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from .. import compat, progress
@@ -26,7 +27,6 @@ from ..jaxpr.pipeline import Passes
 from ..limits import LARGEST_CONSTANT
 from ..ops.arrays import is_traced
 from ..proto.immutable import owned
-from .compile_ahead import stand_in
 from .dispatch import BoundCall, Callee, Constants, Signature, signature
 from .executable import Executable
 from .jitted import Jitted
@@ -281,7 +281,7 @@ class Subprogram:
         self._count(time.perf_counter() - start, rest, pinned)
         if not isinstance(executable, Executable) or executable.result_types is None:
             return None
-        return self._unpacked(jax.tree.unflatten(executable.structure, map(stand_in, executable.result_types)))
+        return self._unpacked(jax.tree.unflatten(executable.structure, map(_stand_in, executable.result_types)))
 
     def _outcome(self, bound: BoundCall, leaves: list[Any], by_signature: bool) -> Outcome:
         """What a bound call returns; ``by_signature``: the caller's signature holds all values it is specialised on."""
@@ -354,3 +354,14 @@ def _is_constant(value: Any) -> bool:
 def _read_only(value: np.ndarray) -> np.ndarray:
     """An array that a caller who receives it cannot write."""
     return owned(value)
+
+
+def _stand_in(aval: Any) -> np.ndarray:
+    """An array of a type, without memory of its own, in the place of a value that does not exist yet.
+
+    Raises:
+        TypeError: the value will be none of NumPy's arrays: its type is weak, or a random key's.
+    """
+    if getattr(aval, "weak_type", False) or jnp.issubdtype(aval.dtype, jax.dtypes.extended):
+        raise TypeError(f"no NumPy array is {aval}")
+    return np.broadcast_to(np.zeros((), aval.dtype), aval.shape)

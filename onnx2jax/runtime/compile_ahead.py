@@ -10,14 +10,9 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
-if TYPE_CHECKING:
-    from .compile import Subprogram
+from .compile import Subprogram
 
 
 def compile_ahead(
@@ -56,14 +51,3 @@ def compile_ahead(
 def cores() -> int:
     """The number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def stand_in(aval: Any) -> np.ndarray:
-    """An array of a type, without memory of its own, in the place of a value that does not exist yet.
-
-    Raises:
-        TypeError: the value will be none of NumPy's arrays: its type is weak, or a random key's.
-    """
-    if getattr(aval, "weak_type", False) or jnp.issubdtype(aval.dtype, jax.dtypes.extended):
-        raise TypeError(f"no NumPy array is {aval}")
-    return np.broadcast_to(np.zeros((), aval.dtype), aval.shape)
