@@ -96,11 +96,11 @@ def _check_version(
     domain: str, op_type: str, body: dict[str, int], opsets: dict[str, int], path: str, note: Note
 ) -> None:
     """An operator must have the same schema in a function as in the model (rule FN-06)."""
-    own, outer = body.get(domain), opsets.get(domain)
-    if own is None or outer is None or own == outer:
+    inner, outer = body.get(domain), opsets.get(domain)
+    if inner is None or outer is None or inner == outer:
         return
-    if not same_schema(domain, op_type, own, outer):
-        text = f"{op_type} of {domain or 'ai.onnx'} {own} in the function differs from that of {outer} in the model"
+    if not same_schema(domain, op_type, inner, outer):
+        text = f"{op_type} of {domain or 'ai.onnx'} {inner} in the function differs from that of {outer} in the model"
         note("FN-06", "error", path, text)
 
 

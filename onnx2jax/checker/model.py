@@ -140,8 +140,8 @@ def _check_colocated(a: Sharding, b: Sharding, shapes: Mapping[str, Shape], path
     counts: dict[int, int] = {}
     indices: list[dict[int, dict[int, int]]] = []
     for sharding in (a, b):
-        shape, found = shapes[sharding.tensor], shard_of(sharding.pattern)
-        if not found or len({s.axis for s in sharding.splits}) < len(sharding.splits):
+        shape, shards = shapes[sharding.tensor], shard_of(sharding.pattern)
+        if not shards or len({s.axis for s in sharding.splits}) < len(sharding.splits):
             return
         # Axes are counted from the last, as in broadcasting.
         axes = [s.axis - len(shape) if s.axis >= 0 else s.axis for s in sharding.splits]
@@ -153,7 +153,7 @@ def _check_colocated(a: Sharding, b: Sharding, shapes: Mapping[str, Shape], path
                 text = f"{a.tensor!r} and {b.tensor!r} have different numbers of shards along axis {axis}"
                 note("DV-16", "warning", path, text)
                 return
-        indices.append({d: dict(zip(axes, index, strict=True)) for d, index in found.items()})
+        indices.append({d: dict(zip(axes, index, strict=True)) for d, index in shards.items()})
     first, second = indices
     covered = {
         tuple((first[d] | second[d])[axis] for axis in counts)

@@ -24,12 +24,12 @@ def check_shapes(graph: Graph, note: Note) -> None:
     """Check the shapes of a model's values, those of its subgraphs and functions included."""
     first = _evaluated(graph, 0)
     second = _evaluated(graph, 1) if first.extents else first
-    for key, found in first.found.items():
-        if (twin := second.found.get(key)) is not None and not found.fits(twin):
-            pairs = zip(found.value.shape or (), twin.value.shape or (), strict=False)
-            constant = TensorType(found.value.dtype, tuple(a if a == b else None for a, b in pairs))
-            text = f"{key[1]!r} is declared {found.declared}, but {found.source} gives {constant}"
-            note("GR-18" if found.is_output else "GR-20", "warning", key[0], text)
+    for key, value in first.found.items():
+        if (twin := second.found.get(key)) is not None and not value.fits(twin):
+            pairs = zip(value.value.shape or (), twin.value.shape or (), strict=False)
+            constant = TensorType(value.value.dtype, tuple(a if a == b else None for a, b in pairs))
+            text = f"{key[1]!r} is declared {value.declared}, but {value.source} gives {constant}"
+            note("GR-18" if value.is_output else "GR-20", "warning", key[0], text)
     for path, (title, types, reason) in first.refused.items():
         other = second.refused.get(path)
         if other is not None and other.reason == reason:
@@ -86,8 +86,8 @@ class _Evaluation(Abstract):
     def compare(self, path: str, declared: ValueInfo, value: Any, source: str, is_output: bool = False) -> None:
         """Note the shape of a value whose type is declared."""
         if is_typed(value) and isinstance(declared.type, TensorType) and declared.type.shape is not None:
-            own = TensorType(declared.type.dtype, tuple(value.shape))
-            self.found[path, declared.name] = _Found(source, own, declared.type, is_output)
+            computed = TensorType(declared.type.dtype, tuple(value.shape))
+            self.found[path, declared.name] = _Found(source, computed, declared.type, is_output)
 
     def refuse(self, path: str, node: Node, values: Sequence[Any], reason: str) -> None:
         """Note why a node refuses its operands, and their types."""

@@ -52,7 +52,7 @@ class _Checker:
         self.called: dict[tuple[Any, ...], list[Type]] = {}
         self.depth = 0
 
-    def graph(self, place: Place, opsets: Mapping[str, int], env: Env, given: Sequence[Type] = ()) -> list[Type]:
+    def graph(self, place: Place, opsets: Mapping[str, int], env: Env, operands: Sequence[Type] = ()) -> list[Type]:
         """The types of a graph's outputs; adds those of its values to ``env``. ``given``: the types of its operands."""
         graph = place.graph
         hints = {v.name: type_of(v.type) for v in graph.value_info}
@@ -63,7 +63,7 @@ class _Checker:
             inputs, outputs = ([v.name for v in ends] for ends in (graph.input, graph.output))
             env.update((t.name, element(t.data_type)) for t in graph.initializer)
             env.update((t.values.name, element(t.values.data_type)) for t in graph.sparse_initializer)
-        for name, kind in zip_longest(inputs, given[: len(inputs)]):
+        for name, kind in zip_longest(inputs, operands[: len(inputs)]):
             declared = hints.get(name)
             if kind and declared and kind != declared:
                 self.note("GR-20", "warning", place.where, f"input {name!r} is declared {declared}, but given {kind}")
@@ -92,38 +92,38 @@ class _Checker:
         if key in self.functions and not (domain in NEWEST and resolve(domain, node.op_type, opset)):
             return self.call(key, types)
         title = ".".join(filter(None, (domain, node.op_type)))
-        found = signature(title, opset)
-        if found is None:
+        schema = signature(title, opset)
+        if schema is None:
             return ()
         operator = resolve(domain, node.op_type, opset)
         if self.deviate and operator and not is_built_in(operator):
             return ()
         bound: dict[str, tuple[str, str]] = {}
         for position, (name, kind) in enumerate(zip(node.input, types, strict=True)):
-            wanted = formal(found.inputs, position)
+            wanted = formal(schema.inputs, position)
             if wanted is None:
                 break  # more inputs than the operator takes, which the importer reports
             if kind is None:
                 continue
             variable = wanted.rstrip("&")
-            fits = kind in found.allowed.get(variable, (variable,))
-            moved = operator is not None and operator.moves and variable in found.outputs  # whatever its type is
+            fits = kind in schema.allowed.get(variable, (variable,))
+            moved = operator is not None and operator.moves and variable in schema.outputs  # whatever its type is
             plain = not fits and self.deviate is not None and (moved or is_plain(title, position, kind))
             if not fits and not (plain and moved):
-                of = "one of " + ", ".join(sorted(found.allowed[variable])) if variable in found.allowed else variable
+                of = "one of " + ", ".join(sorted(schema.allowed[variable])) if variable in schema.allowed else variable
                 text = f"input {name!r} is {kind}, but {node.op_type} of opset {opset} takes {of}"
                 note = self.deviate if plain and self.deviate else self.note
                 note("ND-09", "error", place.node(i), text)
-            if (fits or plain) and not wanted.endswith("&") and variable in found.allowed:
+            if (fits or plain) and not wanted.endswith("&") and variable in schema.allowed:
                 first, other = bound.setdefault(variable, (kind, name))
                 if first != kind:
                     text = f"input {name!r} is {kind} and {other!r} is {first}, but {node.op_type} takes one type"
                     self.note("ND-09", "error", place.node(i), text)
         if title == "SequenceInsert" and len(types) > 1 and all(types[:2]) and types[0] != f"seq({types[1]})":
             self.note("ND-09", "error", place.node(i), f"{types[1]} is inserted into {types[0]}")
-        given = max((n for n, name in enumerate(node.output, 1) if name), default=0)
-        if given and formal(found.outputs, given - 1) is None:
-            text = f"{node.op_type} gives {len(found.outputs)} outputs, not {given}"
+        count = max((n for n, name in enumerate(node.output, 1) if name), default=0)
+        if count and formal(schema.outputs, count - 1) is None:
+            text = f"{node.op_type} gives {len(schema.outputs)} outputs, not {count}"
             self.note("ND-08", "error", place.node(i), text)
         if not domain and node.op_type == "If":
             for name, kinds in zip(node.output, zip(*inner, strict=False), strict=False):
@@ -132,8 +132,8 @@ class _Checker:
                     self.note("SC-12", "error", place.node(i), text)
         if not domain and node.op_type in _RESULTS:
             return _RESULTS[node.op_type](types, inner, len(node.output))
-        own = _attribute_type(node)
-        return [_result(formal(found.outputs, n), found.allowed, bound, own) for n in range(len(node.output))]
+        attribute = _attribute_type(node)
+        return [_result(formal(schema.outputs, n), schema.allowed, bound, attribute) for n in range(len(node.output))]
 
     def call(self, key: tuple[str, str, str], types: list[Type]) -> list[Type]:
         """The types of a function's outputs, given those of its operands."""
@@ -187,14 +187,16 @@ def _attribute_type(node: Any) -> Type:
     return None
 
 
-def _result(wanted: str | None, allowed: Mapping[str, frozenset[str]], bound: Mapping[str, Any], own: Type) -> Type:
-    """An output's type: that of its type variable, the only allowed one, or ``own``, which an attribute sets."""
+def _result(
+    wanted: str | None, allowed: Mapping[str, frozenset[str]], bound: Mapping[str, Any], declared: Type
+) -> Type:
+    """An output's type: that of its type variable, the only allowed one, or the ``declared`` one of an attribute."""
     if wanted is None or wanted.endswith("&"):
         return None
     if wanted in bound:
         return bound[wanted][0]
     choices = allowed.get(wanted, frozenset({wanted}))
-    return next(iter(choices)) if len(choices) == 1 else own if own in choices else None
+    return next(iter(choices)) if len(choices) == 1 else declared if declared in choices else None
 
 
 def _wrap(kind: str) -> Callable[..., list[Type]]:

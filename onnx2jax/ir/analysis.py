@@ -45,9 +45,9 @@ def static_names(graph: Graph) -> set[str]:
 def _deciding_scalars(node: Node, graph: Graph) -> set[str]:
     """Scalar initializers that, with shapes alone, decide how often a loop runs."""
     deciding = loops.deciding(node)
-    found = sources(graph.nodes, deciding) if deciding else set()
-    scalars = {n for n in found if n in graph.initializers and graph.initializers[n].size <= 1}
-    return scalars if scalars == found else set()
+    origins = sources(graph.nodes, deciding) if deciding else set()
+    scalars = {n for n in origins if n in graph.initializers and graph.initializers[n].size <= 1}
+    return scalars if scalars == origins else set()
 
 
 def _values_read(node: Node) -> Iterator[str]:

@@ -36,12 +36,12 @@ def opsets(entries: Iterable[Any]) -> dict[str, int]:
 
 def opsets_of(model: Any) -> dict[str, int]:
     """The operator sets that a model imports."""
-    found = opsets(model.opset_import)
-    if model.ir_version < 3 and not found:
+    imported = opsets(model.opset_import)
+    if model.ir_version < 3 and not imported:
         return {"": 1}  # rule MV-03: early IR versions have no opset_import
-    if not found:
+    if not imported:
         raise ModelError("the model imports no operator set (opset_import is empty)", rule="MV-03")
-    return found
+    return imported
 
 
 def built_in_wins(node: Node) -> bool:
@@ -100,9 +100,9 @@ def check(node: Node, operator: Operator) -> None:
 
 def attribute_errors(node: Node, operator: Operator) -> Iterator[OnnxError]:
     """An error if the operator rejects the node's attributes, whatever its inputs are."""
-    given = {name: value for name, value in node.attributes.items() if not isinstance(value, Reference)}
+    values = {name: value for name, value in node.attributes.items() if not isinstance(value, Reference)}
     try:
-        operator.check_choices(given)
+        operator.check_choices(values)
     except NotImplementedError as e:
         yield UnsupportedError(f"{node}: {e}")
     except ValueError as e:
@@ -125,8 +125,8 @@ def required(operator: Operator) -> tuple[str, ...]:
 @cache
 def _required(function: Any, others: frozenset[str]) -> tuple[str, ...]:
     lists = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
-    found = (p.name for p in signature(function).parameters.values() if p.default is p.empty and p.kind not in lists)
-    return tuple(name for name in found if name not in others)
+    names = (p.name for p in signature(function).parameters.values() if p.default is p.empty and p.kind not in lists)
+    return tuple(name for name in names if name not in others)
 
 
 def convert_attributes(operator: Operator, attributes: Mapping[str, Any]) -> dict[str, Any]:

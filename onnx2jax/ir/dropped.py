@@ -48,13 +48,13 @@ class _Read(NamedTuple):
     """A node that reads results of NonZero.
 
     Attributes:
-        given: the kinds of its inputs; None for other values.
+        kinds: those of its inputs; None for other values.
         constants: the values of its inputs that are initializers.
         leads: whether its second input is a shape that begins with the number of rows.
     """
 
     node: Node
-    given: Sequence[Kind | None]
+    kinds: Sequence[Kind | None]
     constants: Sequence[Any]
     leads: bool
 
@@ -75,32 +75,32 @@ def _is_number(value: Any) -> bool:
 
 _ROWS: Final = ("indices", "rows")
 _RULES: Final[Sequence[tuple[Collection[str], Callable[[_Read], bool], Kind | None]]] = (
-    (["Transpose"], lambda r: r.given[0] == "positions" and r.node.attributes.get("perm") in (None, (1, 0)), "indices"),
-    (["Shape"], lambda r: r.given[0] in _ROWS and not r.node.attributes, "count"),
-    (["Expand"], lambda r: r.given[0] is None and r.leads, "rows"),
-    (["GatherND"], lambda r: r.given == [None, "indices"] and not r.node.attributes.get("batch_dims"), "indices"),
-    (["Gather"], lambda r: r.given == [None, "indices"] and r.axis == 0, "indices"),
-    (["Gather"], lambda r: r.given[0] == "positions" and r.axis == 0 and _is_number(r.constants[1]), "indices"),
-    (_SHAPING, lambda r: {*r.given} <= {"count", None}, "count"),
-    (["Squeeze"], lambda r: r.given[0] == "positions" and r.axes == [0], "indices"),
+    (["Transpose"], lambda r: r.kinds[0] == "positions" and r.node.attributes.get("perm") in (None, (1, 0)), "indices"),
+    (["Shape"], lambda r: r.kinds[0] in _ROWS and not r.node.attributes, "count"),
+    (["Expand"], lambda r: r.kinds[0] is None and r.leads, "rows"),
+    (["GatherND"], lambda r: r.kinds == [None, "indices"] and not r.node.attributes.get("batch_dims"), "indices"),
+    (["Gather"], lambda r: r.kinds == [None, "indices"] and r.axis == 0, "indices"),
+    (["Gather"], lambda r: r.kinds[0] == "positions" and r.axis == 0 and _is_number(r.constants[1]), "indices"),
+    (_SHAPING, lambda r: {*r.kinds} <= {"count", None}, "count"),
+    (["Squeeze"], lambda r: r.kinds[0] == "positions" and r.axes == [0], "indices"),
     # Negative axes count from an end that is not known here; of Unsqueeze, -1 comes last.
-    (["Squeeze", "Unsqueeze"], lambda r: r.given[0] in _ROWS and (r.axes == [-1] or min(r.axes, default=0) > 0), None),
-    (["Reshape"], lambda r: r.given[0] in _ROWS and (r.leads or r.axes[:1] in ([-1], [0])), None),
-    (["Concat"], lambda r: r.axis != 0 and "indices" in r.given and {*r.given} <= {*_ROWS}, "indices"),
-    (["Concat"], lambda r: r.axis != 0 and {*r.given} == {"rows"}, "rows"),
-    (["Identity"], lambda r: r.given[0] in _ROWS, None),
-    (_LINEAR, lambda r: all(k in _ROWS or _is_number(v) for k, v in zip(r.given, r.constants, strict=True)), "rows"),
+    (["Squeeze", "Unsqueeze"], lambda r: r.kinds[0] in _ROWS and (r.axes == [-1] or min(r.axes, default=0) > 0), None),
+    (["Reshape"], lambda r: r.kinds[0] in _ROWS and (r.leads or r.axes[:1] in ([-1], [0])), None),
+    (["Concat"], lambda r: r.axis != 0 and "indices" in r.kinds and {*r.kinds} <= {*_ROWS}, "indices"),
+    (["Concat"], lambda r: r.axis != 0 and {*r.kinds} == {"rows"}, "rows"),
+    (["Identity"], lambda r: r.kinds[0] in _ROWS, None),
+    (_LINEAR, lambda r: all(k in _ROWS or _is_number(v) for k, v in zip(r.kinds, r.constants, strict=True)), "rows"),
 )
 """Operators, a condition, and what their output then is; None for what their first input is."""
 
 
 def _kind(graph: Graph, node: Node, kinds: Mapping[str, Kind]) -> Kind | None:
     """What the output of a node is, by its inputs; None if it is not among the kinds."""
-    given, constants = [kinds.get(n) for n in node.inputs], [graph.initializers.get(n) for n in node.inputs]
-    leads = len(given) > 1 and given[1] == "count" and _leads(graph, node.inputs[1], kinds)
-    read = _Read(node, given, constants, leads)
-    found = (kind or given[0] for names, holds, kind in _RULES if node.op_type in names and holds(read))
-    return next(found, None)
+    operand_kinds, constants = [kinds.get(n) for n in node.inputs], [graph.initializers.get(n) for n in node.inputs]
+    leads = len(operand_kinds) > 1 and operand_kinds[1] == "count" and _leads(graph, node.inputs[1], kinds)
+    read = _Read(node, operand_kinds, constants, leads)
+    matches = (kind or operand_kinds[0] for names, holds, kind in _RULES if node.op_type in names and holds(read))
+    return next(matches, None)
 
 
 def _leads(graph: Graph, shape: str, kinds: Mapping[str, Kind]) -> bool:

@@ -106,16 +106,16 @@ def read(source: Any, **reading: Unpack[Reading]) -> OnnxFile:
     return OnnxFile(source, **reading)
 
 
-def check_keywords(given: Iterable[str], *functions: Callable[..., Any]) -> None:
+def check_keywords(keywords: Iterable[str], *functions: Callable[..., Any]) -> None:
     """Raise if a keyword is one of neither ``read`` nor the functions that it was passed to.
 
     Raises:
         TypeError: unknown keywords.
     """
-    if not (other := set(given) - Reading.__annotations__.keys()):
+    if not (other := set(keywords) - Reading.__annotations__.keys()):
         return  # as nearly always: signatures are not read
-    own = [p.name for f in functions for p in signature(f).parameters.values() if p.default is not p.empty]
-    valid = [*dict.fromkeys((*own, *Reading.__annotations__))]
+    accepted = [p.name for f in functions for p in signature(f).parameters.values() if p.default is not p.empty]
+    valid = [*dict.fromkeys((*accepted, *Reading.__annotations__))]
     if unknown := sorted(other - {*valid}):
         raise TypeError(unknown_keywords(unknown, valid))
 

@@ -189,28 +189,28 @@ def ancestors(
         reads: the names that a node depends on.
     """
     wanted = {name for name in values if name not in given}
-    found = []
+    above = []
     for node in reversed(nodes):
         if not wanted.isdisjoint(node.outputs):
-            found.append(node)
+            above.append(node)
             wanted.update(name for name in reads(node) if name not in given)
-    return found[::-1]
+    return above[::-1]
 
 
 def nodes_named(graph: Graph, names: Collection[str]) -> str:
     """The end of a message about values that do not exist: some of the names are nodes'; empty if none is."""
-    found = [f"; {n.name!r} is a node, whose outputs are {list(n.outputs)}" for n in graph.nodes if n.name in names]
-    return "".join(found[:3])
+    hints = [f"; {n.name!r} is a node, whose outputs are {list(n.outputs)}" for n in graph.nodes if n.name in names]
+    return "".join(hints[:3])
 
 
 def descendants(nodes: Iterable[Node], values: Iterable[str]) -> list[Node]:
     """The nodes that depend on the values, directly or through other nodes, in topological order."""
-    reached, found = set(values), []
+    reached, below = set(values), []
     for node in nodes:
         if not reached.isdisjoint(node.reads):
-            found.append(node)
+            below.append(node)
             reached.update(node.outputs)
-    return found
+    return below
 
 
 @dataclass(frozen=True, eq=False)

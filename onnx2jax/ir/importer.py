@@ -220,18 +220,18 @@ class Importer:
             here = f"{where}, node {name!r:.80}"
             inputs, outputs = tuple(message.input), tuple(message.output)
             rules.check_text(here, message.op_type, message.domain, name, *inputs, *outputs)
-            given: dict[str, Any] = {}
+            values: dict[str, Any] = {}
             for a in message.attribute:
                 if a.name in LEGACY_HINTS:
                     continue
                 rules.check_text(here, a.name, a.ref_attr_name)
                 with self.guard(f"{here}, attribute {a.name!r}"):
-                    if a.name in given:
+                    if a.name in values:
                         raise ModelError(f"{here} has an attribute twice: {a.name!r}", rule="ND-10")
-                    given[a.name] = self._attribute(a, here, inside(path, name), opsets, parameters)
+                    values[a.name] = self._attribute(a, here, inside(path, name), opsets, parameters)
             domain = normal_domain(message.domain)
-            tensor = given.get("value") if (domain, message.op_type) == ("", "Constant") else None
-            if isinstance(tensor, np.ndarray) and len(given) == len(outputs) == 1 and not inputs:
+            tensor = values.get("value") if (domain, message.op_type) == ("", "Constant") else None
+            if isinstance(tensor, np.ndarray) and len(values) == len(outputs) == 1 and not inputs:
                 with self.guard(here):
                     if outputs[0] in constants:
                         raise ModelError(f"{where}: {outputs[0]!r} is defined more than once", rule="GR-02")
@@ -239,7 +239,7 @@ class Importer:
                 continue
             inputs, outputs = _trimmed(inputs), _trimmed(outputs)
             opset = opsets.get(domain) or self._assumed_opset(domain)
-            node = Node(name, message.op_type, domain, opset, inputs, outputs, given, None, metadata=entries(message))
+            node = Node(name, message.op_type, domain, opset, inputs, outputs, values, None, metadata=entries(message))
             if message.device_configurations:
                 node = replace(node, devices=read_node(message))
             with self.guard(here):
@@ -264,7 +264,7 @@ class Importer:
         if not binding.built_in_wins(node):
             target = self._function(node.domain, node.op_type, message.overload)
         target = target or binding.find(node, self.allow_newer_opset) or self._from_document(node, message.overload)
-        given = node.attributes
+        values = node.attributes
         if isinstance(target, Function):
             rules.check_call(node, target, message)
         elif target is not None:
@@ -276,8 +276,8 @@ class Importer:
             self.rejected += binding.attribute_errors(node, target)
             if (node.domain, node.op_type) == ("", "If"):
                 rules.check_branches(node)
-            given = binding.convert_attributes(target, given)
-        return replace(node, attributes=given, target=target)
+            values = binding.convert_attributes(target, values)
+        return replace(node, attributes=values, target=target)
 
     def _assumed_opset(self, domain: str) -> int:
         """The version of a domain that is not imported, with a deviation; 0 if none is assumed."""
@@ -297,11 +297,11 @@ class Importer:
         return self._once(key, f"function {_title(key)!r}", self._messages[key], self._model_files, self.opsets)
 
     def _from_document(self, node: Node, overload: str) -> Function | None:
-        found = find(self._documents, node.domain, node.op_type, overload, node.opset)
-        if isinstance(found, str):
-            self.unsupported.append(Unsupported(node.domain, node.op_type, node.opset, node.name, overload, found))
+        body = find(self._documents, node.domain, node.op_type, overload, node.opset)
+        if isinstance(body, str):
+            self.unsupported.append(Unsupported(node.domain, node.op_type, node.opset, node.name, overload, body))
             return None
-        document, message = found
+        document, message = body
         if document.ir_version > NEWEST_IR:
             raise UnsupportedError(f"{document.name} is of IR {document.ir_version}, above {NEWEST_IR}", rule="MV-02")
         # With the version, functions and weights of two documents for one domain keep different names.
@@ -326,21 +326,21 @@ class Importer:
 
     def _build_function(self, key: Key, where: str, message: Any, opsets: Mapping[str, int]) -> Function:
         title = _title(key)
-        own, defaults = opsets, dict[str, Any]()
+        imports, defaults = opsets, dict[str, Any]()
         parameters: Parameters = dict.fromkeys(message.attribute, 0)
         for a in message.attribute_proto:
             with self.guard(f"{where}, attribute {a.name!r}"):
                 defaults[a.name] = self._attribute(a, where, title, {}, {})
                 parameters[a.name] = a.type
         names = (*message.attribute, *(a.name for a in message.attribute_proto))
-        for what, given in (("attribute", names), ("input", tuple(message.input)), ("output", tuple(message.output))):
+        for what, listed in (("attribute", names), ("input", tuple(message.input)), ("output", tuple(message.output))):
             with self.guard(where):
-                if len(set(given)) < len(given):
+                if len(set(listed)) < len(listed):
                     rule = "FN-11" if what == "output" else "FN-12"
-                    raise ModelError(f"{where} has an {what} twice in {list(given)}", rule=rule)
+                    raise ModelError(f"{where} has an {what} twice in {list(listed)}", rule=rule)
         with self.guard(where):
-            own = binding.opsets(message.opset_import) or own
-        nodes, constants = self._nodes(message.node, where, title, own, parameters)
+            imports = binding.opsets(message.opset_import) or imports
+        nodes, constants = self._nodes(message.node, where, title, imports, parameters)
         self.deviations += signatures.deviations(nodes, opsets, where)
         inputs = tuple(map(ValueInfo, message.input))
         outputs = tuple(map(ValueInfo, message.output))

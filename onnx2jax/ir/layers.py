@@ -192,14 +192,14 @@ class _Search:
     def _agreeing(self, first: int, period: int, names: Sequence[str]) -> int:
         """In how many layers, from the first on, an operand is of one sort."""
         places = [self._place(n, first, period) for n in names]
-        own, second = places[0], places[1]
-        if own is None and second is None:
+        source, second = places[0], places[1]
+        if source is None and second is None:
             outside = next((k for k, p in enumerate(places) if p is not None), len(places))
             return next((k for k in range(1, outside) if not self._may_differ(names[0], names[k])), outside)
-        if own is None:  # a carry
+        if source is None:  # a carry
             expected = [None, *((k, *(second or ())[1:]) for k in range(len(names) - 1))]
         else:
-            expected = [(k, *own[1:]) for k in range(len(names))]
+            expected = [(k, *source[1:]) for k in range(len(names))]
         return next((k for k, pair in enumerate(zip(places, expected, strict=True)) if pair[0] != pair[1]), len(names))
 
     def _place(self, name: str, first: int, period: int) -> Place | None:
@@ -240,8 +240,8 @@ class _Search:
         if not carries or any(len(names) > 1 for names in carries.values()):
             return None
         for k in range(1, run.count):
-            own = [names[k] for names in columns]
-            if len({*own}) == len(own) and shared.isdisjoint(own):
+            layer_names = [names[k] for names in columns]
+            if len({*layer_names}) == len(layer_names) and shared.isdisjoint(layer_names):
                 return self._as_layers(run, inner, k, columns, {p: next(iter(n)) for p, n in carries.items()})
         return None
 

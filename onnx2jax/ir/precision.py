@@ -183,14 +183,14 @@ class _Narrowing:
     _active: dict[Any, frozenset[str]] = field(default_factory=dict)
     _functions: dict[Any, tuple[Function, list[Kind]]] = field(default_factory=dict)
 
-    def active(self, graph: Graph, given: frozenset[str]) -> frozenset[str]:
+    def active(self, graph: Graph, sources: frozenset[str]) -> frozenset[str]:
         """The active values of a graph; ``given`` are those among its inputs and captures."""
-        key = graph, given & (graph.captures | {v.name for v in graph.inputs})
+        key = graph, sources & (graph.captures | {v.name for v in graph.inputs})
         if key not in self._active:
-            found = set(given)
+            reached = set(sources)
             for node in graph.nodes:
-                found.update(self._active_outputs(node, found, graph.initializers))
-            self._active[key] = frozenset(found)
+                reached.update(self._active_outputs(node, reached, graph.initializers))
+            self._active[key] = frozenset(reached)
         return self._active[key]
 
     def _active_outputs(self, node: Node, active: Iterable[str], constants: Mapping[str, Any]) -> Iterable[str]:
@@ -204,9 +204,9 @@ class _Narrowing:
         is_active = starts or not reads.isdisjoint(active)
         return node.outputs if is_active else ()
 
-    def needs(self, graph: Graph, given: frozenset[str], needs: Needs) -> Needs:
+    def needs(self, graph: Graph, sources: frozenset[str], needs: Needs) -> Needs:
         """What the readers of each value need, given those of the outputs."""
-        active, needs = self.active(graph, given), dict(needs)
+        active, needs = self.active(graph, sources), dict(needs)
         readers = Counter(name for node in graph.nodes for name in {*node.reads})
         for node in reversed(graph.nodes):
             for name in node.outputs:  # with one reader it is fused into that; with several it lies in memory
@@ -253,9 +253,9 @@ class _Narrowing:
             wanted: what the readers of a function's outputs need; None for outputs that have a type of their own,
                 which is float32 unless the main graph declares them in the compute dtype.
         """
-        own = {v.name: self._declared(v) for v in graph.outputs} if wanted is None else {}
+        declared = {v.name: self._declared(v) for v in graph.outputs} if wanted is None else {}
         if wanted is None:
-            wanted = {n: Need.ANY if kind == Kind.NARROW else Need.OUTPUT for n, kind in own.items()}
+            wanted = {n: Need.ANY if kind == Kind.NARROW else Need.OUTPUT for n, kind in declared.items()}
         needs = self.needs(graph, active, wanted)
         activity = self.active(graph, active)
         kinds = {**kinds, **dict.fromkeys(graph.initializers, Kind.CONSTANT), "": Kind.CONSTANT}
@@ -267,7 +267,7 @@ class _Narrowing:
             new, kind = self._node(node, graph, kinds, activity, needs)
             if kind == Kind.LONG and not _is_pinned(node) and not multiplied.isdisjoint(node.outputs):
                 kind = Kind.NARROW
-            forced = [own[o] for o in node.outputs if o in own]
+            forced = [declared[o] for o in node.outputs if o in declared]
             if forced and (kind >= Kind.NARROW or (kind == Kind.GIVEN and min(forced) == Kind.NARROW)):
                 kind = min(forced)
             nodes.append(replace(new, casts=self._casts(new, kind, kinds, graph.initializers)))
@@ -293,8 +293,8 @@ class _Narrowing:
             def narrow(body: Graph) -> Graph:
                 # States are float32: they may be sums over all trips.
                 formals = {v.name: max(kind, Kind.LONG) if kind > Kind.GIVEN else kind for v in body.inputs}
-                own = frozenset(active | {f for f in formals if kind > Kind.GIVEN})
-                new, results = self.of(with_own_outputs(body, node.opset), {**kinds, **formals}, own, None)
+                reached = frozenset(active | {f for f in formals if kind > Kind.GIVEN})
+                new, results = self.of(with_own_outputs(body, node.opset), {**kinds, **formals}, reached, None)
                 inside.extend(results)
                 return new
 
@@ -319,14 +319,14 @@ class _Narrowing:
         self, node: Node, kinds: Mapping[str, Kind], active: frozenset[str], needs: Needs
     ) -> tuple[Function, list[Kind]]:
         function: Any = node.target
-        given = {f: kinds[n] for f, n in _formals(node)}
-        own = frozenset(f for f, n in _formals(node) if n in active)
+        operand_kinds = {f: kinds[n] for f, n in _formals(node)}
+        reached = frozenset(f for f, n in _formals(node) if n in active)
         outputs = zip(node.outputs, function.body.outputs, strict=False)
         wanted = {v.name: needs.get(o, Need.EXACT) for o, v in outputs}
-        key = function, tuple(given.items()), own, tuple(wanted.items())
+        key = function, tuple(operand_kinds.items()), reached, tuple(wanted.items())
         if key not in self._functions:
-            formals = {v.name: given.get(v.name, Kind.CONSTANT) for v in function.body.inputs}
-            body, results = self.of(function.body, formals, own, wanted)
+            formals = {v.name: operand_kinds.get(v.name, Kind.CONSTANT) for v in function.body.inputs}
+            body, results = self.of(function.body, formals, reached, wanted)
             self._functions[key] = replace(function, body=body), results
         return self._functions[key]
 
@@ -337,11 +337,11 @@ class _Narrowing:
         result = narrow if kind == Kind.NARROW else WIDE
         if _is_pinned(node):
             return Casts(narrow, WIDE, result, kept, pinned=True)
-        given = {i: n for i, n in _values(node) if kinds[n] <= Kind.GIVEN and i not in kept}
+        unrounded = {i: n for i, n in _values(node) if kinds[n] <= Kind.GIVEN and i not in kept}
         if node.operator.product and kind >= Kind.NARROW:
-            return Casts(narrow, narrow, result, kept, frozenset(i for i, n in given.items() if n not in weights))
+            return Casts(narrow, narrow, result, kept, frozenset(i for i, n in unrounded.items() if n not in weights))
         if kind == Kind.NARROW and not node.graphs:
-            return Casts(narrow, None, narrow, kept, frozenset(given if node.operator.broadcasts else ()))
+            return Casts(narrow, None, narrow, kept, frozenset(unrounded if node.operator.broadcasts else ()))
         return Casts(narrow, WIDE, result, kept)
 
 

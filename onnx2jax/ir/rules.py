@@ -46,12 +46,12 @@ def check_text(where: str, *names: Any) -> None:
 
 def check_call(node: Node, function: Function, message: Any) -> None:
     """Raise unless a node's inputs, outputs and attributes fit the function that it calls."""
-    for what, given, formal in (
+    for what, actual, formal in (
         ("inputs", node.inputs, function.body.inputs),
         ("outputs", node.outputs, function.body.outputs),
     ):
-        if len(given) > len(formal):
-            raise ModelError(f"{node} gives {len(given)} {what}, the function has {len(formal)}", rule="FN-09")
+        if len(actual) > len(formal):
+            raise ModelError(f"{node} gives {len(actual)} {what}, the function has {len(formal)}", rule="FN-09")
     unknown = set(node.attributes) - set(function.attributes)
     if unknown:
         known = list(function.attributes)

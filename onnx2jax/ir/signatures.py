@@ -35,8 +35,8 @@ class Signature:
 @cache
 def signature(title: str, opset: int) -> Signature | None:
     """The signature of an operator (``Relu``, ``ai.onnx.ml.ZipMap``) at an opset; None if ONNX defines none."""
-    found = max((s for s in _table().get(title, ()) if s.since <= opset), key=lambda s: s.since, default=None)
-    return found if found is not None and found.outputs else None
+    newest = max((s for s in _table().get(title, ()) if s.since <= opset), key=lambda s: s.since, default=None)
+    return newest if newest is not None and newest.outputs else None
 
 
 def first_version(title: str) -> int:
@@ -52,11 +52,11 @@ def is_plain(title: str, position: int, kind: str) -> bool:
     >>> is_plain("MatMul", 0, "int8"), is_plain("Equal", 1, "float"), is_plain("Not", 0, "int32")
     (True, True, False)
     """
-    found: set[str] = set()
+    accepted: set[str] = set()
     for version in _table().get(title, ()):
         variable = (formal(version.inputs, position) or "").rstrip("&")
-        found |= version.allowed.get(variable, {variable})
-    return any(_class(kind) == _class(other) for other in found)
+        accepted |= version.allowed.get(variable, {variable})
+    return any(_class(kind) == _class(other) for other in accepted)
 
 
 def _class(kind: str) -> str:
@@ -76,24 +76,24 @@ def formal(parameters: tuple[str, ...], position: int) -> str | None:
 
 def type_mismatch(title: str, opset: int, types: Sequence[Type]) -> str:
     """Which operand has a type that the operator does not accept, and the fix; empty if they fit or are unknown."""
-    own, bound = signature(title, opset), dict[str, tuple[int, str]]()
+    schema, bound = signature(title, opset), dict[str, tuple[int, str]]()
     domain, _, name = title.rpartition(".")
     if domain in _FIRST_MAY_BE_STRINGS:
         first = int(name in _FIRST_MAY_BE_STRINGS[domain])
-        i = next((i for i, given in enumerate(types) if i >= first and given == "string"), None)
+        i = next((i for i, kind in enumerate(types) if i >= first and kind == "string"), None)
         return "" if i is None else f"input {i} is string, and {title} takes no strings there: put a Cast before it"
-    for i, given in enumerate(types):
-        variable = formal(own.inputs, i) if own and given else None
-        if own is None or given is None or variable is None:
+    for i, kind in enumerate(types):
+        variable = formal(schema.inputs, i) if schema and kind else None
+        if schema is None or kind is None or variable is None:
             continue
         name = variable.rstrip("&")
-        allowed = own.allowed.get(name, frozenset({name}))
-        if given not in allowed:
-            fix = "give one array" if given.startswith("seq(") else "put a Cast before it"
-            return f"input {i} is {given}, and {title} takes {', '.join(sorted(allowed))} there: {fix}"
-        first, same = bound.setdefault(name, (i, given))
-        if same != given and name == variable:
-            return f"inputs {first} and {i} are {same} and {given}, and {title} takes one type: put a Cast before one"
+        allowed = schema.allowed.get(name, frozenset({name}))
+        if kind not in allowed:
+            fix = "give one array" if kind.startswith("seq(") else "put a Cast before it"
+            return f"input {i} is {kind}, and {title} takes {', '.join(sorted(allowed))} there: {fix}"
+        first, same = bound.setdefault(name, (i, kind))
+        if same != kind and name == variable:
+            return f"inputs {first} and {i} are {same} and {kind}, and {title} takes one type: put a Cast before one"
     return ""
 
 
@@ -203,13 +203,13 @@ def _same_meaning(node: Node, operator: Operator, version: int) -> bool:
         return True
     if resolve(node.domain, node.op_type, version) is not operator:
         return False
-    own, other = (signature(_title(node.domain, node.op_type), v) for v in (node.opset, version))
-    if own is None or other is None:
-        return own is other
+    schema, other = (signature(_title(node.domain, node.op_type), v) for v in (node.opset, version))
+    if schema is None or other is None:
+        return schema is other
     # Between the versions an attribute may have become an input.
-    given = [name for name in operator.inputs if name in node.attributes]
-    used = [i for i, name in enumerate(node.inputs) if name] + [operator.inputs.index(name) for name in given]
-    return all((formal(own.inputs, i) is None) == (formal(other.inputs, i) is None) for i in used)
+    moved = [name for name in operator.inputs if name in node.attributes]
+    used = [i for i, name in enumerate(node.inputs) if name] + [operator.inputs.index(name) for name in moved]
+    return all((formal(schema.inputs, i) is None) == (formal(other.inputs, i) is None) for i in used)
 
 
 def _title(domain: str, op_type: str) -> str:

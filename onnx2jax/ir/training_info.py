@@ -72,22 +72,22 @@ def read_training(model: Any, main: Graph, importer: Importer) -> tuple[Training
 def _read(index: int, info: Any, model: Any, main: Graph, importer: Importer) -> TrainingInfo:
     path = f"training_info[{index}]"
     first = importer.graph(info.initialization, f"{path}.initialization", importer.opsets, {})
-    own = importer.graph(info.algorithm, f"{path}.algorithm", importer.opsets, {})
-    variables = main.initializers.keys() | own.initializers.keys()
+    update = importer.graph(info.algorithm, f"{path}.algorithm", importer.opsets, {})
+    variables = main.initializers.keys() | update.initializers.keys()
     _check_initialization(info, first, variables, f"{path}, initialization", importer)
     where = f"{path}, algorithm"
-    calls = [n for n in own.nodes if (n.domain, n.op_type) == GRAPH_CALL]
+    calls = [n for n in update.nodes if (n.domain, n.op_type) == GRAPH_CALL]
     algorithm = main
     with importer.guard(where):
-        _check_calls(own, main, calls)
+        _check_calls(update, main, calls)
         importer.unsupported = [n for n in importer.unsupported if (n.domain, n.op_type) != GRAPH_CALL]
-        algorithm = with_implicit_inputs(_calling(main, own) if calls else _combined(main, own))
+        algorithm = with_implicit_inputs(_calling(main, update) if calls else _combined(main, update))
         _check_defined(algorithm.captures, where)
     sparse = {s.values.name for s in (*model.graph.sparse_initializer, *info.algorithm.sparse_initializer)}
     bind = partial(_binding, variables=variables, sparse=sparse, importer=importer)
     begun = bind(info.initialization_binding, f"{path}, initialization_binding", outputs=first.outputs)
     updated = bind(info.update_binding, f"{path}, update_binding", outputs=algorithm.outputs)
-    return TrainingInfo(path, own.name, first, begun, algorithm, updated, own.initializers)
+    return TrainingInfo(path, update.name, first, begun, algorithm, updated, update.initializers)
 
 
 def _check_initialization(info: Any, graph: Graph, variables: Collection[str], where: str, importer: Importer) -> None:
@@ -145,28 +145,28 @@ def _binding(
     return binding
 
 
-def _combined(main: Graph, own: Graph) -> Graph:
+def _combined(main: Graph, update: Graph) -> Graph:
     """The main graph followed by the algorithm's (rule TR-16)."""
-    _check_apart(main.defines, own)
+    _check_apart(main.defines, update)
     return replace(
         main,
-        name=own.name or main.name,
-        inputs=main.inputs + own.inputs,
-        outputs=main.outputs + own.outputs,
-        initializers={**main.initializers, **own.initializers},
-        nodes=main.nodes + own.nodes,
-        lifted=main.lifted | own.lifted,
-        value_info={**main.value_info, **own.value_info},
+        name=update.name or main.name,
+        inputs=main.inputs + update.inputs,
+        outputs=main.outputs + update.outputs,
+        initializers={**main.initializers, **update.initializers},
+        nodes=main.nodes + update.nodes,
+        lifted=main.lifted | update.lifted,
+        value_info={**main.value_info, **update.value_info},
     )
 
 
-def _check_apart(names: Iterable[str], own: Graph) -> None:
-    if clash := own.defines.intersection(names):
-        raise ModelError(f"{quoted(clash)} defined by both the main graph and algorithm {own.name!r}", rule="TR-17")
+def _check_apart(names: Iterable[str], update: Graph) -> None:
+    if clash := update.defines.intersection(names):
+        raise ModelError(f"{quoted(clash)} defined by both the main graph and algorithm {update.name!r}", rule="TR-17")
 
 
-def _check_calls(own: Graph, main: Graph, calls: list[Node]) -> None:
-    everywhere = [n for graph in own.walk() for n in graph.nodes if (n.domain, n.op_type) == GRAPH_CALL]
+def _check_calls(update: Graph, main: Graph, calls: list[Node]) -> None:
+    everywhere = [n for graph in update.walk() for n in graph.nodes if (n.domain, n.op_type) == GRAPH_CALL]
     if inner := [n for n in everywhere if n not in calls]:
         raise ModelError(f"{inner[0]} is in a subgraph; it must be a node of the algorithm graph itself", rule="TR-18")
     for call in calls:
@@ -181,13 +181,13 @@ def _check_calls(own: Graph, main: Graph, calls: list[Node]) -> None:
             )
 
 
-def _calling(main: Graph, own: Graph) -> Graph:
+def _calling(main: Graph, update: Graph) -> Graph:
     """The algorithm's graph with GraphCall nodes bound to a function made of the main graph.
 
     The function's inputs are the main graph's inputs and all its initializers, so that every dependence on a variable
     is explicit, also for Gradient (rule TR-19).
     """
-    _check_apart(main.initializers, own)
+    _check_apart(main.initializers, update)
     formals = [v.name for v in main.inputs]
     rest = {n: TensorType(v.dtype, v.shape) for n, v in main.initializers.items() if n not in formals}
     values = tuple(ValueInfo(*item) for item in rest.items())
@@ -197,13 +197,12 @@ def _calling(main: Graph, own: Graph) -> Graph:
     def bound(node: Node) -> Node:
         if (node.domain, node.op_type) != GRAPH_CALL:
             return node
-        given = dict(zip(formals, node.inputs, strict=False))
-        operands = tuple(given.get(n) or (n if n in main.initializers else "") for n in formals)
+        passed = dict(zip(formals, node.inputs, strict=False))
+        operands = tuple(passed.get(n) or (n if n in main.initializers else "") for n in formals)
         if not all(operands):
             lacking = [n for n, operand in zip(formals, operands, strict=True) if not operand]
             raise ModelError(f"{node} omits inputs {lacking}, which have no initializer", rule="TR-18")
         return replace(node, inputs=(*operands, *rest), attributes={}, target=function)
 
-    return replace(
-        own, path="", nodes=tuple(map(bound, own.nodes)), initializers={**main.initializers, **own.initializers}
-    )
+    nodes = tuple(map(bound, update.nodes))
+    return replace(update, path="", nodes=nodes, initializers={**main.initializers, **update.initializers})

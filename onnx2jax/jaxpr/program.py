@@ -246,12 +246,12 @@ def values_of(operands: Sequence[Any], values: Mapping[Any, Any]) -> list[Any]:
 
 def needed(equations: Sequence[Equation], outputs: Sequence[Any]) -> list[Equation]:
     """The equations that the outputs are computed from, and those with effects."""
-    wanted, found = set(variables(outputs)), list[Equation]()
+    wanted, kept = set(variables(outputs)), list[Equation]()
     for equation in reversed(equations):
         if equation.has_effects or wanted.intersection(equation.outputs):
-            found.append(equation)
+            kept.append(equation)
             wanted.update(variables(equation.inputs))
-    return found[::-1]
+    return kept[::-1]
 
 
 def inline(
@@ -310,8 +310,8 @@ def branch_for(platform: str) -> Branch:
 
     def branch(equation: Equation) -> int:
         platforms = equation.params["branches_platforms"]
-        own = next((i for i, names in enumerate(platforms) if names and platform in names), None)
-        return int(platforms.index(None)) if own is None else own
+        index = next((i for i, names in enumerate(platforms) if names and platform in names), None)
+        return int(platforms.index(None)) if index is None else index
 
     return branch
 

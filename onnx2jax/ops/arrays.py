@@ -100,12 +100,12 @@ class _Namespace:
         known, traced = getattr(self._known, name), getattr(self._traced, name)
 
         def function(*operands: Any, **options: Any) -> Any:
-            own = known if is_known(operands) and (not options or is_known([*options.values()])) else traced
-            return own(*operands, **options)
+            chosen = known if is_known(operands) and (not options or is_known([*options.values()])) else traced
+            return chosen(*operands, **options)
 
-        found = _Namespace(known, traced) if isinstance(known, ModuleType) else function
-        setattr(self, name, found)
-        return found
+        attribute = _Namespace(known, traced) if isinstance(known, ModuleType) else function
+        setattr(self, name, attribute)
+        return attribute
 
 
 xp: Final = _Namespace(np, jnp)

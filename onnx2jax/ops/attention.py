@@ -103,8 +103,8 @@ def check_paired(**operands):
 
 def check_update(update_rule, decay, beta, chunk_size):
     """Raise ValueError unless the operands of linear attention fit its rule."""
-    for name, given, wanted in (("decay", decay, "gated" in update_rule), ("beta", beta, "delta" in update_rule)):
-        if (given is not None) != wanted:
+    for name, operand, wanted in (("decay", decay, "gated" in update_rule), ("beta", beta, "delta" in update_rule)):
+        if (operand is not None) != wanted:
             raise ValueError(f"update_rule {update_rule!r} {'needs' if wanted else 'takes no'} input {name}")
     if chunk_size < 1:
         raise ValueError(f"chunk_size ({chunk_size}) must be 1 or more")
@@ -232,7 +232,7 @@ def _attend(q, k, v, biases, masks, values, rows, *, scale=None, softcap=0.0, si
     dtype = dtype or accumulator(q.dtype)
     raw = _scores(q, k, v, scale, dtype)
     capped = jnp.tanh(raw / softcap) * softcap if softcap > 0 else raw
-    biases, masks = ([m(rows) if callable(m) else rows(m) for m in given if m is not None] for given in (biases, masks))
+    biases, masks = ([m(rows) if callable(m) else rows(m) for m in terms if m is not None] for terms in (biases, masks))
     masked = biased = sum((jnp.asarray(b, dtype) for b in biases), capped)
     for mask in masks:
         masked = jnp.where(mask, masked, -np.inf)

@@ -39,7 +39,7 @@ class Problem:
         batches: groups that the batch is divided into, as in gradients of weights; ``batch`` is then the result's.
         blocks: extents of the result; unknown where pixels are drawn apart.
         taps: elements of the kernel.
-        held: numbers in a window.
+        summands: elements of a window, over all channels.
         pixels: of the result, in the batch.
         is_plain: whether there are no groups, and ``stretch`` was not given.
         is_static: whether no extent is a symbol of jax.export.
@@ -56,8 +56,8 @@ class Problem:
         self.is_plain, self.is_apart = groups == 1 and not stretch, any(d > 1 for d in stretch)
         self.blocks = blocks or ([] if self.is_apart else count_blocks(self.extents, window))
         self.taps, self.pixels = math.prod(window.kernel), self.batch * math.prod(self.blocks)
-        self.held = self.taps * self.channels
-        self.products = self.pixels * self.outputs * self.held
+        self.summands = self.taps * self.channels
+        self.products = self.pixels * self.outputs * self.summands
         self.is_unpadded = not any(map(any, window.pads))
         self.is_static = all(isinstance(n, int) for n in (*image, *window.kernel))
         self.is_exact = jnp.issubdtype(dtype, jnp.integer) and dtype != np.int8
@@ -119,7 +119,7 @@ def _is_small_group(p: Problem) -> bool:
     if p.groups == 1 or p.is_exact or not p.is_static or p.taps > limits.UNROLLED_TAPS:
         return False
     few = p.channels <= limits.CONV_GROUP_CHANNELS or p.pixels * p.channels <= limits.CONV_GROUP_SIZE
-    return (few or p.groups > limits.UNROLLED_TAPS) and p.pixels * p.held * p.groups <= limits.CONV_GROUP_COLUMNS
+    return (few or p.groups > limits.UNROLLED_TAPS) and p.pixels * p.summands * p.groups <= limits.CONV_GROUP_COLUMNS
 
 
 def _is_narrow(p: Problem) -> bool:
@@ -131,8 +131,8 @@ def _is_narrow(p: Problem) -> bool:
 def _is_column(p: Problem) -> bool:
     """Small windows, or fewer pixels than channels."""
     is_int8 = p.dtype == np.int8
-    held, few = (limits.CONV_INT8_WINDOW, limits.CONV_INT8_PIXELS) if is_int8 else (limits.CONV_WINDOW, p.outputs)
-    return p.taps <= limits.UNROLLED_TAPS and ((p.is_static and p.pixels <= few) or p.held <= held)
+    most, few = (limits.CONV_INT8_WINDOW, limits.CONV_INT8_PIXELS) if is_int8 else (limits.CONV_WINDOW, p.outputs)
+    return p.taps <= limits.UNROLLED_TAPS and ((p.is_static and p.pixels <= few) or p.summands <= most)
 
 
 def _is_tiled(p: Problem) -> bool:
@@ -152,7 +152,7 @@ def has_onednn(p: Problem) -> bool:
 def _is_narrow_for_onednn(p: Problem) -> bool:
     most, least = limits.ONEDNN_OF_MORE if p.taps > 1 else limits.ONEDNN_OF_ONE_ELEMENT
     if not has_onednn(p) or p.dtype == np.int8:
-        return has_onednn(p) and p.taps > 1 and p.held <= limits.CONV_INT8_WINDOW and p.pixels >= least
+        return has_onednn(p) and p.taps > 1 and p.summands <= limits.CONV_INT8_WINDOW and p.pixels >= least
     if p.channels <= most and p.pixels >= least and p.outputs >= limits.CONV_FEW_CHANNELS:
         return True
     return p.taps > 1 and p.outputs <= limits.ONEDNN_FEW_OUTPUTS and p.products >= limits.ONEDNN_FEW_OUTPUTS_PRODUCTS
@@ -160,7 +160,11 @@ def _is_narrow_for_onednn(p: Problem) -> bool:
 
 def _is_exact_in_int8(p: Problem) -> bool:
     """Sums that int32 holds, of channels for which there is a fast kernel."""
-    return p.groups == 1 and 0 < p.held <= limits.MAX_SUMMANDS and max(p.outputs, p.channels) > limits.CONV_FEW_CHANNELS
+    return (
+        p.groups == 1
+        and 0 < p.summands <= limits.MAX_SUMMANDS
+        and max(p.outputs, p.channels) > limits.CONV_FEW_CHANNELS
+    )
 
 
 def _is_of_weights(p: Problem) -> bool:

@@ -167,17 +167,17 @@ def _no_trips(step, state, declared, xs):
     """Empty scan outputs, shaped as one trip would return them, or else as the body declares."""
     if not declared:
         return []
-    found = []
+    outs = []
     first = tuple(np.zeros(x.shape[1:], x.dtype) for x in xs)
     try:
-        jax.eval_shape(lambda: found.extend((o.shape, o.dtype) for o in step(np.array(0, np.int64), state, first)[2]))
+        jax.eval_shape(lambda: outs.extend((o.shape, o.dtype) for o in step(np.array(0, np.int64), state, first)[2]))
     except Exception:
         types = [o.type for o in declared]
         if any(t is None or t.shape is None for t in types):
             raise
         # The body cannot run on this state (it may read an empty sequence); the outputs are empty anyway.
-        found = [(tuple(d if isinstance(d, int) else 0 for d in t.shape), t.dtype) for t in types]
-    return [np.zeros((0, *shape), dtype) for shape, dtype in found]
+        outs = [(tuple(d if isinstance(d, int) else 0 for d in t.shape), t.dtype) for t in types]
+    return [np.zeros((0, *shape), dtype) for shape, dtype in outs]
 
 
 def _with_invariants(state, run):

@@ -62,9 +62,9 @@ def _by_groups(a, b):
     Exporters repeat keys and values for the query heads that share them. Read as they are, a decoder's step moves a
     quarter to a half of the bytes.
     """
-    if is_known((a, b)) or a.ndim < 3 or a.shape[:-2] != b.shape[:-2] or not (found := compat.before_repeat(b)):
+    if is_known((a, b)) or a.ndim < 3 or a.shape[:-2] != b.shape[:-2] or not (repeat := compat.before_repeat(b)):
         return None
-    source, (*batch, contracted, _), axis, group = found
+    source, (*batch, contracted, _), axis, group = repeat
     if axis != a.ndim - 3:
         return None
     rows = rows_of_group(group, a.shape[-2])

@@ -169,8 +169,8 @@ def _in_words(x, packed, scales, zero_points, *, bits, spread, value):
     results, rows_of = [], partial(_rows, value=value, spread=spread)
     for start in range(0, out, width):
         some = slice(start, start + width)
-        own = packed[some], scales[some], None if zero_points is None else zero_points[some]
-        lanes, scale, zero = (None if v is None else jnp.asarray(v).transpose() for v in own)
+        parts = packed[some], scales[some], None if zero_points is None else zero_points[some]
+        lanes, scale, zero = (None if v is None else jnp.asarray(v).transpose() for v in parts)
         scale = (scale if scale.dtype.itemsize > 1 or spread else dependent(scale, x)).astype(work)
         if value is integer:
             zero = np.full((1, 1), 2 ** (bits - 1), work) if zero is None else zero.astype(work)
@@ -206,13 +206,13 @@ def divided_product(x, weight, bits, shards):
     def parts(a):
         return jnp.moveaxis(a.reshape(*a.shape[:axis], shards.parts, -1, *a.shape[axis + 1 :]), axis, 0)
 
-    own = jax.tree.map(parts, jax.tree.map(jnp.asarray, weight))
+    weights = jax.tree.map(parts, jax.tree.map(jnp.asarray, weight))
     if axis == 0:
-        y = jax.vmap(lambda w: packed_product(x, *w, bits, shards.spread))(own)
+        y = jax.vmap(lambda w: packed_product(x, *w, bits, shards.spread))(weights)
         return jnp.moveaxis(y, 0, 1).reshape(x.shape[0], -1)
     width = weight[0].shape[1] * weight[0].shape[2] * 8 // bits
     inputs = parts(jnp.pad(x, ((0, 0), (0, width - x.shape[1]))))
-    return jax.vmap(lambda x, w: packed_product(x, *w, bits, shards.spread))(inputs, own).sum(axis=0)
+    return jax.vmap(lambda x, w: packed_product(x, *w, bits, shards.spread))(inputs, weights).sum(axis=0)
 
 
 def _row_by_row(x, lanes, scale, zero, value):

@@ -26,17 +26,17 @@ POOL = {name: WINDOW[name] for name in ("auto_pad", "pads", "strides")} | {"kern
 
 def _pool_window(x, *, kernel_shape, auto_pad, ceil_mode=0, **attributes):
     """(window with the padding of ceil_mode, window as given)."""
-    given = window_of(x.shape[2:], kernel_shape or (), auto_pad=auto_pad, **attributes)
-    pads = list(given.pads)
+    declared = window_of(x.shape[2:], kernel_shape or (), auto_pad=auto_pad, **attributes)
+    pads = list(declared.pads)
     if ceil_mode and auto_pad in ("NOTSET", ""):
-        for i, (n, span, _, s, (before, after), _) in enumerate(given.along(x.shape[2:], given.spans)):
+        for i, (n, span, _, s, (before, after), _) in enumerate(declared.along(x.shape[2:], declared.spans)):
             room = n + before + after - span
             # a window must not start in the padding after the input
             if -(-room // s) * s < n + before:
                 pads[i] = before, after + -room % s
-    window = given._replace(pads=tuple(pads))
+    window = declared._replace(pads=tuple(pads))
     count_blocks(x.shape[2:], window)  # raises if the window does not fit; with ceil_mode it may exceed the image
-    return window, given
+    return window, declared
 
 
 def _reduce(x, init, combine, window):
@@ -119,11 +119,11 @@ def _lowest(dtype):
     return -np.inf if is_float(dtype) else jnp.iinfo(dtype).min
 
 
-def _counts(extents, window, given, include_pad):
+def _counts(extents, window, declared, include_pad):
     """The number of elements per window [outputs...]: of the input, or of the input and its explicit padding."""
     numbers = np if all(isinstance(n, int) for n in extents) else jnp  # symbolic extents are not known
     result = numbers.ones((), int)
-    for n, b, (before, after), k, s, _, d in window.along(extents, count_blocks(extents, window), given.pads):
+    for n, b, (before, after), k, s, _, d in window.along(extents, count_blocks(extents, window), declared.pads):
         index = numbers.arange(b)[:, None] * s - before + np.arange(k) * d
         low, high = (-before, numbers.asarray(n + after)) if include_pad else (0, numbers.asarray(n))
         result = numbers.multiply.outer(result, ((index >= low) & (index < high)).sum(1))
@@ -133,9 +133,9 @@ def _counts(extents, window, given, include_pad):
 @op("AveragePool", heavy=True, unsharded=True, half="float32")
 @taking(**POOL, ceil_mode=0, dilations=None)
 def average_pool(X, *, count_include_pad=0, **attributes):
-    window, given = _pool_window(X, **attributes)
+    window, declared = _pool_window(X, **attributes)
     total = _pool(X, 0, lax.add, window)
-    counts = _counts(X.shape[2:], window, given, count_include_pad)
+    counts = _counts(X.shape[2:], window, declared, count_include_pad)
     return total / xp.asarray(xp.maximum(counts, 1), dtype=total.dtype)
 
 

@@ -165,8 +165,8 @@ def layer(
     for d, (recur, bias, chosen, reverse) in enumerate(zip(*rows, functions, directions, strict=True)):
         zeros = xp(gates).zeros
         states = tuple(zeros((gates.shape[1], size), gates.dtype) if s is None else s[d] for s in initial)
-        own = functools.partial(cell, d), recur, (bias, *chosen), n_gates, sequence_lens, reverse
-        on_cpu, default = (functools.partial(scan, *own, flag) for flag in (True, False))
+        operands = functools.partial(cell, d), recur, (bias, *chosen), n_gates, sequence_lens, reverse
+        on_cpu, default = (functools.partial(scan, *operands, flag) for flag in (True, False))
         if is_known((states, gates)):
             end, y = on_cpu(states, gates[:, :, d])
         else:

@@ -86,9 +86,9 @@ REDUCTIONS = {  # name: (function of data and axes, whether integers are compute
 
 def _reduction(body, in_float):
     def reduction(data, axes: Static = None, *, keepdims=1, noop_with_empty_axes=0):
-        given = axes is not None and np.size(axes)
+        has_axes = axes is not None and np.size(axes)
         default = () if noop_with_empty_axes else tuple(range(data.ndim))
-        axes = tuple(sorted(axes_of(axes, data.ndim))) if given else default
+        axes = tuple(sorted(axes_of(axes, data.ndim))) if has_axes else default
         work = data.astype(np.float64) if in_float and not is_float(data.dtype) else data
         result = body(work, axes)
         # Of floats -inf and NaN, too, become the same integer in NumPy and XLA; others may be symbolic dimensions.

@@ -282,19 +282,20 @@ def taking(*inputs: str, **attributes: Any) -> Callable[[F], F]:
 
     def declare(function: F) -> F:
         spelt = {Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL} if inputs else {Parameter.VAR_KEYWORD}
-        own = [p for p in signature(function).parameters.values() if p.kind not in spelt and p.name not in attributes]
+        parameters = [*signature(function).parameters.values()]
+        parameters = [p for p in parameters if p.kind not in spelt and p.name not in attributes]
         for i, name in enumerate(inputs):
             default = None if all(n.endswith("?") for n in inputs[i:]) else Parameter.empty
-            own.append(Parameter(name.rstrip("?"), Parameter.POSITIONAL_OR_KEYWORD, default=default))
-        own += [Parameter(name, Parameter.KEYWORD_ONLY, default=value) for name, value in attributes.items()]
+            parameters.append(Parameter(name.rstrip("?"), Parameter.POSITIONAL_OR_KEYWORD, default=default))
+        parameters += [Parameter(name, Parameter.KEYWORD_ONLY, default=value) for name, value in attributes.items()]
 
         @functools.wraps(function)
-        def filled(*inputs: Any, **given: Any) -> Any:
-            return function(*inputs, **defaults | given)
+        def filled(*inputs: Any, **keywords: Any) -> Any:
+            return function(*inputs, **defaults | keywords)
 
         empty = {n[:-1]: MayBeEmpty for n in inputs if n.endswith("?")}
         filled.__annotations__ = function.__annotations__ | empty | choices
-        filled.__signature__ = Signature(sorted(own, key=lambda p: p.kind))  # type: ignore[attr-defined]
+        filled.__signature__ = Signature(sorted(parameters, key=lambda p: p.kind))  # type: ignore[attr-defined]
         return typing.cast(F, filled)
 
     choices = {name: value for name, value in attributes.items() if typing.get_origin(value) is Literal}
@@ -311,11 +312,11 @@ def deprecated(name: str, *, domain: str = "", since: int, instead: str) -> None
 def _calling_module() -> str:
     """The module of this package that is registering an operator, perhaps by a function of another; "" for a user's."""
     frame: Any = sys._getframe(2)
-    own = f"{__package__}."
-    while frame.f_code.co_name != "<module>" and frame.f_globals["__name__"].startswith(own):
+    prefix = f"{__package__}."
+    while frame.f_code.co_name != "<module>" and frame.f_globals["__name__"].startswith(prefix):
         frame = frame.f_back
     name = frame.f_globals.get("__name__", "")
-    return name.removeprefix(own) if name.startswith(own) else ""
+    return name.removeprefix(prefix) if name.startswith(prefix) else ""
 
 
 def refuse(name: str, *, domain: str, instead: str) -> None:

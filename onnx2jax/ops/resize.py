@@ -286,11 +286,11 @@ def resize(
     scales, sizes = (None if v is None or not v.size else v for v in (scales, sizes))
     if (scales is None) == (sizes is None):
         raise ValueError("exactly one of the inputs scales and sizes must be given")
-    given = scales if sizes is None else sizes
-    if given.size != len(axes):
-        raise ValueError(f"{given.size} scales or sizes for {len(axes)} axes {axes}")
-    if given.dtype != object and not (given >= 0 if scales is None else given > 0).all():
-        raise ValueError(f"scales must be positive and sizes non-negative (they are {given})")
+    values = scales if sizes is None else sizes
+    if values.size != len(axes):
+        raise ValueError(f"{values.size} scales or sizes for {len(axes)} axes {axes}")
+    if values.dtype != object and not (values >= 0 if scales is None else values > 0).all():
+        raise ValueError(f"scales must be positive and sizes non-negative (they are {values})")
     crop = coordinate_transformation_mode == "tf_crop_and_resize"
     if crop and (roi is None or roi.size != 2 * len(axes)):
         raise ValueError(f"tf_crop_and_resize needs a roi of {2 * len(axes)} entries: starts, then ends")

@@ -271,10 +271,10 @@ VALUES = {
 @op("Constant")
 @taking(**dict.fromkeys(VALUES))
 def constant(**values):
-    given = [np.asarray(value, VALUES[name]) for name, value in values.items() if value is not None]
-    if len(given) != 1:
-        raise ValueError(f"exactly one of value, sparse_value and value_* must be given, not {len(given)}")
-    return given[0]
+    arrays = [np.asarray(value, VALUES[name]) for name, value in values.items() if value is not None]
+    if len(arrays) != 1:
+        raise ValueError(f"exactly one of value, sparse_value and value_* must be given, not {len(arrays)}")
+    return arrays[0]
 
 
 @op("ConstantOfShape")

@@ -325,8 +325,8 @@ def non_max_suppression(
     """Indices [n, 3] of (image, class, box), greedy by score; drops boxes whose IoU with a kept one exceeds a limit."""
     check_shape("boxes", boxes, "images", "boxes", 4)
     check_shape("scores", scores, boxes.shape[0], "classes", boxes.shape[1])
-    given = max_output_boxes_per_class, iou_threshold
-    limit, threshold = (0 if v is None or not v.size else max(v.item(), 0) for v in given)
+    limits = max_output_boxes_per_class, iou_threshold
+    limit, threshold = (0 if v is None or not v.size else max(v.item(), 0) for v in limits)
     boxes = corners(boxes, center_point_box)
     candidates = np.ones(scores.shape, bool)
     if score_threshold is not None and score_threshold.size:

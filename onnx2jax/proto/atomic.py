@@ -67,21 +67,21 @@ def replace_all(index: Path, data: Mapping[Path, Write], describe: Callable[[Map
         with replacing(index) as file:
             file.write(describe(placed))
         undo.pop_all()
-    provisional = {path: own for path, own in placed.items() if own != path}
+    provisional = {path: temporary for path, temporary in placed.items() if temporary != path}
     if not provisional:
         return
     try:
-        for path, own in provisional.items():
-            with own.open("rb") as source, replacing(path) as file:
+        for path, temporary in provisional.items():
+            with temporary.open("rb") as source, replacing(path) as file:
                 shutil.copyfileobj(source, file, 2**20)
         with replacing(index) as file:
             file.write(describe({path: path for path in data}))
     except OSError as e:
-        names = ", ".join(repr(own.name) for own in provisional.values())
+        names = ", ".join(repr(temporary.name) for temporary in provisional.values())
         warnings.warn(f"{str(index)!r} is written, but its data stays in {names}: {e}", stacklevel=2)
         return
-    for own in provisional.values():
-        own.unlink()
+    for temporary in provisional.values():
+        temporary.unlink()
 
 
 def is_provisional(name: str, final: str) -> bool:

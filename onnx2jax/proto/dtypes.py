@@ -81,9 +81,9 @@ def to_code(dtype: object) -> int:
     >>> to_code(np.float32)
     1
     """
-    found = np.dtype(dtype)  # type: ignore[call-overload]
-    found = found if found.isnative else found.newbyteorder("=")
-    code = STRING if found.kind in "UST" else _CODES.get(found)
+    native = np.dtype(dtype)  # type: ignore[call-overload]
+    native = native if native.isnative else native.newbyteorder("=")
+    code = STRING if native.kind in "UST" else _CODES.get(native)
     if code is None:
-        raise ValueError(f"ONNX has no element type for dtype {found}")
+        raise ValueError(f"ONNX has no element type for dtype {native}")
     return code

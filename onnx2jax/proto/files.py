@@ -111,9 +111,9 @@ def folder_error(path: str | os.PathLike[str]) -> IsADirectoryError:
     models = [str(p.relative_to(folder)) for pattern in ("*.onnx", "*/*.onnx") for p in sorted(folder.glob(pattern))]
     if not models:
         return IsADirectoryError(f"{str(path)!r} is {without_model(folder)}")
-    found = f"{', '.join(models[:5])}{', ...' * (len(models) > 5)}"
+    listed = f"{', '.join(models[:5])}{', ...' * (len(models) > 5)}"
     return IsADirectoryError(
-        f"{str(path)!r} is a folder, which has {found}: convert({str(folder / models[0])!r}), or "
+        f"{str(path)!r} is a folder, which has {listed}: convert({str(folder / models[0])!r}), or "
         "onnx2jax.decoder(folder) for a decoder's"
     )
 
@@ -327,11 +327,11 @@ class _Reader:
         if len(data) > 1:
             raise _Unreadable  # a repeated field, of which the last counts
         tensor = TensorProto()
-        for found in data:
-            if isinstance(found, bytes):
-                tensor.raw_data = found
+        for content in data:
+            if isinstance(content, bytes):
+                tensor.raw_data = content
             else:
-                self.detached.add(tensor, found)
+                self.detached.add(tensor, content)
         return b"".join(rest) + tensor.SerializeToString()
 
     def _skip(self, size: int) -> np.ndarray:
@@ -373,11 +373,11 @@ class _Reader:
         raise _Unreadable
 
     def _bytes(self, size: int) -> bytes:
-        found = self._stream.read(size)
-        if len(found) < size:
+        content = self._stream.read(size)
+        if len(content) < size:
             raise _Unreadable
         self._position += size
-        return found
+        return content
 
 
 def _field(number: int, content: bytes) -> bytes:

@@ -51,14 +51,14 @@ def read_operator_sets(sources: Iterable[Any]) -> list[OperatorSet]:
     """Read several documents, each of another domain or version."""
     if isinstance(sources, str | bytes | os.PathLike):
         sources = [sources]
-    found: dict[tuple[str, int], OperatorSet] = {}
+    documents: dict[tuple[str, int], OperatorSet] = {}
     for source in sources:
         new = read_operator_set(source)
-        other = found.setdefault((new.domain, new.version), new)
+        other = documents.setdefault((new.domain, new.version), new)
         if other is not new:
             title = f"{new.domain or 'ai.onnx'} {new.version}"
             raise ModelError(f"{other.name} and {new.name} are both operator set {title}", rule="OD-02")
-    return list(found.values())
+    return list(documents.values())
 
 
 def read_operator_set(source: Any, *, follow_links: bool = False) -> OperatorSet:
@@ -136,10 +136,10 @@ def find(
     The document is the newest one not above the imported version. If it declares a stable operator without a body,
     the body may come from an older document with the same since_version.
     """
-    own = sorted((s for s in sets if s.domain == domain), key=lambda s: s.version, reverse=True)
-    usable = [s for s in own if s.version <= version]
+    versions = sorted((s for s in sets if s.domain == domain), key=lambda s: s.version, reverse=True)
+    usable = [s for s in versions if s.version <= version]
     if not usable:
-        oldest = own[-1] if own else None
+        oldest = versions[-1] if versions else None
         text = oldest and f"{oldest.name} is version {oldest.version}, the model imports {version}"
         return with_rules(text, "OR-01") if text else ""
     home = usable[0]

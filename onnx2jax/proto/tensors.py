@@ -53,9 +53,9 @@ def _decode(tensor: Any, files: ExternalFiles | None, lazy: bool) -> np.ndarray:
     used = [field for field in DATA_FIELDS if len(getattr(tensor, field))]
     used[:0] = [] if detached is None else ["raw_data"]
     if len(used) > (not external):
-        given = used if len(used) > 1 else [*used, "an external file"]
+        places = used if len(used) > 1 else [*used, "an external file"]
         raise ModelError(
-            f"tensor {tensor.name!r} has its data twice: in {' and in '.join(given)}", rule=("TD-01", "EX-13")
+            f"tensor {tensor.name!r} has its data twice: in {' and in '.join(places)}", rule=("TD-01", "EX-13")
         )
     if row.dtype == object:
         if external or "raw_data" in used or tensor.HasField("raw_data"):
@@ -130,10 +130,10 @@ def _strings(entries: Any) -> np.ndarray:
     return result
 
 
-def _expect(tensor: Any, field: str, found: int, wanted: int, unit: str = "entries") -> None:
-    if found != wanted:
+def _expect(tensor: Any, field: str, count: int, wanted: int, unit: str = "entries") -> None:
+    if count != wanted:
         raise ModelError(
-            f"tensor {tensor.name!r} with dims {list(tensor.dims)} needs {wanted} {unit} of {field}, but has {found}",
+            f"tensor {tensor.name!r} with dims {list(tensor.dims)} needs {wanted} {unit} of {field}, but has {count}",
             rule="TD-13",
         )
 

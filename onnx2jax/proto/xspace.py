@@ -35,9 +35,9 @@ def _message(name: str) -> Any:
     for message, text in FIELDS.items():
         descriptor = file.message_type.add(name=message)
         for each in text.split():
-            own, number, kind = each.split(":")
+            field, number, kind = each.split(":")
             label = kinds.LABEL_REPEATED if kind.startswith("*") else kinds.LABEL_OPTIONAL
-            one = descriptor.field.add(name=own, number=int(number), label=label)
+            one = descriptor.field.add(name=field, number=int(number), label=label)
             kind = kind.removeprefix("*")
             if kind in FIELDS:
                 one.type, one.type_name = kinds.TYPE_MESSAGE, f".xspace.{kind}"
@@ -117,7 +117,7 @@ def read_trace(data: bytes, mark: str) -> Trace:
 
 def _read_line(trace: Trace, line: Any, names: Mapping[int, str], stats: Mapping[int, str], mark: str) -> None:
     ends: dict[int, float] = {}
-    found = []
+    operations = []
     for event in line.events:
         name = names.get(event.metadata_id, "")
         start = line.timestamp_ns * 1e-9 + event.offset_ps * 1e-12
@@ -128,8 +128,8 @@ def _read_line(trace: Trace, line: Any, names: Mapping[int, str], stats: Mapping
         if name.startswith("end: "):
             ends[_number(facts["_c"]) if "_c" in facts else 0] = start
         elif "hlo_op" in facts and "hlo_module" in facts:
-            found.append((event, facts, start))
-    for event, facts, start in found:
+            operations.append((event, facts, start))
+    for event, facts, start in operations:
         number = f"({_number(facts['program_id'])})" if "program_id" in facts else ""
         # Work that an operation passes to other threads ends later than its call.
         end = max(start + event.duration_ps * 1e-12, ends.get(_number(facts["_p"]), 0) if "_p" in facts else 0)

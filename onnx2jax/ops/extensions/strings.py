@@ -24,8 +24,8 @@ CASES = "only capitals of ASCII, Latin-1, Cyrillic and some Greek change, as in 
 
 def lower(text):
     """Small letters, of the capitals in ``_CASED``."""
-    if found := _UNSURE.search(text):
-        raise ValueError(f"{found.group()!r} has no small letter in onnxruntime-extensions; lower it before the model")
+    if unsure := _UNSURE.search(text):
+        raise ValueError(f"{unsure.group()!r} has no small letter in onnxruntime-extensions; lower it before the model")
     return text.translate(_LOWER)
 
 
@@ -227,8 +227,8 @@ def segment_extraction(input: Static):
     edges = np.flatnonzero(np.diff(flat)) + 1
     starts, stops = np.append(0, edges), np.append(edges, flat.size)
     runs = [(a, b) for a, b in zip(starts.tolist(), stops.tolist(), strict=True) if b > a and flat[a]]
-    found = np.array(runs, np.int64).reshape(-1, 2)
-    return found, flat[found[:, 0]]
+    segments = np.array(runs, np.int64).reshape(-1, 2)
+    return segments, flat[segments[:, 0]]
 
 
 @contributed("SegmentSum", "ids start at 0 and increase by 0 or 1")

@@ -60,15 +60,15 @@ def pieces(word, vocabulary, mark, longest):
     """The longest pieces of a word that are in the vocabulary, from left to right; None for a rest that is not."""
     if len(word) > longest:
         return [None]
-    found, at = [], 0
+    parts, at = [], 0
     while at < len(word):
         prefix = mark if at else ""
         stop = next((s for s in range(len(word), at, -1) if prefix + word[at:s] in vocabulary), None)
         if stop is None:
-            return [*found, None]
-        found.append(prefix + word[at:stop])
+            return [*parts, None]
+        parts.append(prefix + word[at:stop])
         at = stop
-    return found
+    return parts
 
 
 def _vocabulary(text):
@@ -123,9 +123,9 @@ def _encode_plus(
         )
     kept = max_length - 2 if max_length > 2 else None
     ids, types, spans = [first], [0], [(0, 0)]
-    for i, (own, where) in enumerate(tokens):
-        ids += [*own[:kept], between]
-        types += [i] * (len(own[:kept]) + 1)
+    for i, (numbers, where) in enumerate(tokens):
+        ids += [*numbers[:kept], between]
+        types += [i] * (len(numbers[:kept]) + 1)
         spans += [(0, 0)] * i + [*where, (0, 0)]
     return tuple(np.array(v, np.int64) for v in (ids, types, [1] * len(ids), spans[: len(ids)]))
 

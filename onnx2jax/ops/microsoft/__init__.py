@@ -69,12 +69,12 @@ def check_operands(shapes: Mapping[str, str], operands: Mapping[str, Any], attri
         value = operands.get(name)
         if value is None:
             continue
-        found = [shape.split() for shape in allowed.split("|") if len(shape.split()) == value.ndim]
-        if not found:
+        matches = [shape.split() for shape in allowed.split("|") if len(shape.split()) == value.ndim]
+        if not matches:
             wanted = " or ".join(f"[{', '.join(shape.split())}]" for shape in allowed.split("|"))
             raise ValueError(f"{name} must have the shape {wanted} (it has {value.shape})")
-        extents |= {n: int(n) for n in found[0] if n.isdigit()}
-        names = [f"{name}_{axis}" if n == "*" else n for axis, n in enumerate(found[0])]
+        extents |= {n: int(n) for n in matches[0] if n.isdigit()}
+        names = [f"{name}_{axis}" if n == "*" else n for axis, n in enumerate(matches[0])]
         check_shapes(extents, **{name: (value, " ".join(names))})
 
 

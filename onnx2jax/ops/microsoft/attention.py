@@ -80,8 +80,8 @@ def gather_beams(cache, beams, length):
     """A KV cache [batch, heads, tokens, size] in which ``beams`` select each token's beam, up to ``length``."""
     (batch, heads, tokens, _), (groups, width) = cache.shape, (*beams.shape, 0, 0)[:2]
     check_shapes({"tokens": tokens, "beams": batch / max(groups, 1)}, cache_indirection=(beams, "groups beams tokens"))
-    own, positions = np.arange(batch, dtype=np.int32)[:, None], np.arange(tokens, dtype=np.int32)
-    source = jnp.where(positions < length, own // width * width + beams.reshape(batch, tokens), own)
+    rows, positions = np.arange(batch, dtype=np.int32)[:, None], np.arange(tokens, dtype=np.int32)
+    source = jnp.where(positions < length, rows // width * width + beams.reshape(batch, tokens), rows)
     return cache[source[:, None], np.arange(heads, dtype=np.int32)[:, None], positions]
 
 
@@ -127,7 +127,7 @@ def split_attention(
     if length is not None:
         rows = np.ndim(mask) > 1 and {2: "batch total", 3: "batch queries total"}[mask.ndim]
         check_shapes(extents, mask=(mask if rows else None, rows or ""))
-        used, given = offset + new, extents.get("total", keys)
+        used, declared = offset + new, extents.get("total", keys)
         read = (lax.iota(np.int32, keys) < used).reshape(1, 1, 1, keys)
         masks.append(read)
         mask, bias = pad_last_axis(mask, keys), pad_last_axis(bias, keys)
@@ -136,7 +136,7 @@ def split_attention(
     y, (_, _, scores, _, _) = attend(q, k, v, keep_scores=keep, **options)
     if length is not None and total is None:
         fits = (offset >= 0) & (used <= keys)
-        y = jnp.where(fits & ((given == keys) | (given == used)), y, np.nan)
+        y = jnp.where(fits & ((declared == keys) | (declared == used)), y, np.nan)
     return merged(y), *present, scores[..., :total].astype(q.dtype) if keep else None
 
 

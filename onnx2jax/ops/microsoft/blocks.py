@@ -70,15 +70,15 @@ def mixture(
     shares = jnp.take_along_axis(shares, chosen, axis=1)
     shares = shares / shares.sum(axis=1, keepdims=True) if normalize_routing_weights else shares
     if isinstance(tokens, int) and tokens * k < experts and shards.parts == 1:
-        own = jax.tree.map(lambda a: a[chosen], layers)
-        y = (jax.vmap(jax.vmap(expert, (None, 0)))(x, own) * shares[..., None]).sum(axis=1)
+        selected = jax.tree.map(lambda a: a[chosen], layers)
+        y = (jax.vmap(jax.vmap(expert, (None, 0)))(x, selected) * shares[..., None]).sum(axis=1)
     else:
         choices = np.arange(experts, dtype=chosen.dtype)[:, None, None] == chosen
         operands = choices.any(axis=2), jnp.where(choices, shares, 0).sum(axis=2), layers
 
         def step(total, one):  # an expert may overflow for tokens that are not its own
-            own, share, layers = one
-            return total + jnp.where(own[:, None], share[:, None] * expert(x, layers), 0), None
+            selected, share, layers = one
+            return total + jnp.where(selected[:, None], share[:, None] * expert(x, layers), 0), None
 
         scan = lambda operands: lax.scan(step, jnp.zeros(x.shape, shares.dtype), operands)[0]  # noqa: E731
         if shards.parts == 1 or experts % shards.parts:

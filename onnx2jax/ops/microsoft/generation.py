@@ -25,8 +25,8 @@ LOWEST = np.finfo(np.float32).min
 def check_names(graph, what, *names):
     """Raise ValueError unless the first inputs of a graph have these names."""
     if [v.name for v in graph.inputs[: len(names)]] != list(names):
-        given = [v.name for v in graph.inputs[: len(names)]]
-        raise ValueError(f"the inputs of the graph {what} must begin with {', '.join(names)} (it has {given})")
+        actual = [v.name for v in graph.inputs[: len(names)]]
+        raise ValueError(f"the inputs of the graph {what} must begin with {', '.join(names)} (it has {actual})")
 
 
 def decoder_only(decoder, first, ids, mask, pad, beams):
@@ -61,22 +61,22 @@ def encoder_decoder(encoder, decoder, ids, mask, start, pad, beams):
     count, hidden, sequences = len(decoder.outputs) - 1, [], np.full((len(ids), 1), start, np.int32)
     if len(encoder.inputs) == 2:
         cross = encoder(ids, mask)
-        own = [np.zeros((len(x), x.shape[1], 0, x.shape[3]), x.dtype) for x in cross[:count]]
+        past = [np.zeros((len(x), x.shape[1], 0, x.shape[3]), x.dtype) for x in cross[:count]]
     else:
         logits, *hidden = encoder(ids, mask, sequences)
-        own, cross = hidden[1 : 1 + count], hidden[1 + count :]
+        past, cross = hidden[1 : 1 + count], hidden[1 + count :]
         hidden = hidden[:1] if decoder.inputs[2].name == "encoder_hidden_states" else []
     if len(decoder.inputs) != 2 + len(hidden) + 2 * count:
         raise NotImplementedError(f"the graph decoder has {len(decoder.inputs)} inputs: {SHARED}")
-    per_beam = [[np.repeat(np.asarray(x), beams, axis=0) for x in v] for v in ((mask, sequences), own, hidden, cross)]
-    (mask, sequences), own, hidden, cross = per_beam
+    per_beam = [[np.repeat(np.asarray(x), beams, axis=0) for x in v] for v in ((mask, sequences), past, hidden, cross)]
+    (mask, sequences), past, hidden, cross = per_beam
     if len(encoder.inputs) > 2:
         sequences, _ = yield np.repeat(np.asarray(logits), beams, axis=0)  # all beams are equal so far
     whole = decoder.inputs[0].type is None or decoder.inputs[0].type.shape[1:] != (1,)
     while True:
-        logits, *own = decoder(sequences if whole else sequences[:, -1:], mask, *hidden, *own, *cross)
+        logits, *past = decoder(sequences if whole else sequences[:, -1:], mask, *hidden, *past, *cross)
         sequences, order = yield logits
-        own = [np.asarray(v)[order] for v in own]
+        past = [np.asarray(v)[order] for v in past]
 
 
 SHARED = "a KV cache buffer shared by past and present is unsupported; export the decoder with a growing past"

@@ -196,8 +196,8 @@ def group_query_attention(
             raise ValueError(f"do_rotary=1 needs cos_cache and sin_cache with at least {positions} positions")
         at = starts[:, None] + jnp.arange(new, dtype=np.int32)
         if position_ids is not None:  # for a first prompt only its first position is read
-            given = position_ids.astype(np.int32)
-            at = jnp.where(total == new, given.reshape(-1)[0] + at, given) if query_seqlens is None else given
+            position = position_ids.astype(np.int32)
+            at = jnp.where(total == new, position.reshape(-1)[0] + at, position) if query_seqlens is None else position
         rotary = {"interleaved": rotary_interleaved, "rotary_embedding_dim": 2 * cos_cache.shape[-1]}
         q, k = (rotary_embedding(x, cos_cache, sin_cache, at, **rotary) for x in (q, k))
     first = resident_tokens(starts, length, local_window_size) if sliding_window_cache else starts
@@ -238,10 +238,10 @@ def check_step(query, beam_width, cache_indirection):
     """Raise ValueError unless ``query`` is one token and beam_width agrees with cache_indirection."""
     if query.ndim != 3 or query.shape[1] != 1:
         raise ValueError(f"query must be one token [batch, 1, size] (it has {query.shape})")
-    given = 1 if cache_indirection is None else dict(enumerate(cache_indirection.shape)).get(1)
-    width = given if is_traced(beam_width) else 1 if beam_width is None else int(beam_width.item())
-    if width != given:
-        raise ValueError(f"beam_width ({width}) must be the second extent of cache_indirection ({given})")
+    beams = 1 if cache_indirection is None else dict(enumerate(cache_indirection.shape)).get(1)
+    width = beams if is_traced(beam_width) else 1 if beam_width is None else int(beam_width.item())
+    if width != beams:
+        raise ValueError(f"beam_width ({width}) must be the second extent of cache_indirection ({beams})")
 
 
 @op("DecoderMaskedMultiHeadAttention", domain=MICROSOFT, product=True, limits=f"{_KEY_LAYOUT}; {BUFFER}")

@@ -46,9 +46,9 @@ class Ragged:
         """The row ``n`` tokens before each token; the past [batch, length, ...] precedes the first."""
         if past.shape[1] == 0:
             return rows
-        own = rows[jnp.maximum(lax.iota(np.int32, self.total) - n, 0)]
+        new = rows[jnp.maximum(lax.iota(np.int32, self.total) - n, 0)]
         old = past[self.sequence, jnp.clip(past.shape[1] + self.local - n, 0, past.shape[1] - 1)]
-        return jnp.where((self.local >= n).reshape(-1, *(1,) * (rows.ndim - 1)), own, old)
+        return jnp.where((self.local >= n).reshape(-1, *(1,) * (rows.ndim - 1)), new, old)
 
     def after(self, count, rows, past):
         """The past [batch, length, ...] after appending the first ``count`` [batch] tokens of each sequence."""
@@ -56,9 +56,9 @@ class Ragged:
         if length == 0 or self.total == 0:
             return past
         index = count[:, None] + lax.iota(np.int32, length)
-        own = rows[jnp.clip(self.starts[:, None] + index - length, 0, self.total - 1)]
+        new = rows[jnp.clip(self.starts[:, None] + index - length, 0, self.total - 1)]
         old = jnp.take_along_axis(past, _like(jnp.clip(index, 0, length - 1), past), axis=1)
-        return jnp.where(_like(index < length, past), old, own)
+        return jnp.where(_like(index < length, past), old, new)
 
     def captured(self, rows, capacity, count, active=None):
         """The first ``count`` rows of each sequence as [batch, capacity, ...], padded with 0."""

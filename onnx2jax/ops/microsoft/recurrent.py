@@ -69,7 +69,7 @@ def attn_lstm(
     mask = jnp.arange(steps, dtype=np.int32) < (steps if memory_seq_lens is None else memory_seq_lens[:, None])
     mask = jnp.broadcast_to(mask, (batch, steps))
     weights = [[None if w is None else jnp.asarray(w)[d] for w in (QW, MW, V, AW)] for d in range(count)]
-    attends = [bahdanau(own, jnp.asarray(M), mask) for own in weights]
+    attends = [bahdanau(w, jnp.asarray(M), mask) for w in weights]
 
     def project(X, W, R, *rest):
         check_shape("W", W, count, 4 * size, X.shape[2] + width)

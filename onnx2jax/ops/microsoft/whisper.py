@@ -22,16 +22,16 @@ _OPTIONAL = Annotated[Any, "static", "may be empty"]
 def decoding_steps(decoder, states, logits, beams):
     """A generator of decoding steps for a Task; the first step is already computed by the encoder graph."""
     count = len(decoder.outputs) - 1
-    hidden, own, cross = states[:1], states[1 : 1 + count], states[1 + count :]
+    hidden, past, cross = states[:1], states[1 : 1 + count], states[1 + count :]
     hidden = hidden if len(decoder.inputs) > 1 and decoder.inputs[1].name == "encoder_hidden_states" else []
     if len(decoder.inputs) != 1 + len(hidden) + 2 * count or len(cross) != count:
         raise NotImplementedError(f"the graph decoder has {len(decoder.inputs)} inputs: {SHARED}")
-    logits, hidden, own, cross = (
-        [np.repeat(np.asarray(x), beams, axis=0) for x in v] for v in ([logits], hidden, own, cross)
+    logits, hidden, past, cross = (
+        [np.repeat(np.asarray(x), beams, axis=0) for x in v] for v in ([logits], hidden, past, cross)
     )
     sequences, order = yield logits[0]
     while True:
-        logits, *own = decoder(sequences[:, -1:], *hidden, *[np.asarray(v)[order] for v in own], *cross)
+        logits, *past = decoder(sequences[:, -1:], *hidden, *[np.asarray(v)[order] for v in past], *cross)
         sequences, order = yield logits
 
 

@@ -213,11 +213,11 @@ def label_encoder_classes(X, *, classes_strings, default_int64=-1, default_strin
 _SUFFIXES = ("floats", "int64s", "strings", "tensor")
 
 
-def _columns(given, default_float, default_int64, default_string, default_tensor):
+def _columns(attributes, default_float, default_int64, default_string, default_tensor):
     """The table given by the attributes ``keys_*`` and ``values_*``."""
 
     def column(side):
-        name, values = only(**{f"{side}_{kind}": given[f"{side}_{kind}"] for kind in _SUFFIXES})
+        name, values = only(**{f"{side}_{kind}": attributes[f"{side}_{kind}"] for kind in _SUFFIXES})
         dtypes = {f"{side}_floats": np.float32, f"{side}_int64s": np.int64, f"{side}_strings": object}
         return np.asarray(values, dtypes.get(name))
 
@@ -230,10 +230,10 @@ def _columns(given, default_float, default_int64, default_string, default_tensor
 @op("LabelEncoder", domain=DOMAIN, since=2)
 @taking(**{f"{side}_{kind}": None for side in ("keys", "values") for kind in _SUFFIXES})
 def label_encoder(
-    X, *, default_float=-0.0, default_int64=-1, default_string="_Unused", default_tensor=None, once, **given
+    X, *, default_float=-0.0, default_int64=-1, default_string="_Unused", default_tensor=None, once, **attributes
 ):
     """LabelEncoder: a look-up in parallel lists of keys and values."""
-    return _lookup(X, once(_columns, given, default_float, default_int64, default_string, default_tensor))
+    return _lookup(X, once(_columns, attributes, default_float, default_int64, default_string, default_tensor))
 
 
 @op("CategoryMapper", domain=DOMAIN)

@@ -139,9 +139,9 @@ def _side_by_side(layouts):
     sizes = [len(layout.words) for layout in layouts]
     starts = np.cumsum([0, *sizes[:-1]])
     fields = [[*layout.fields] for layout in layouts]
-    for own, layout, start in zip(fields, layouts, starts, strict=True):
-        own[0] = own[0] + start
-        own[2] = own[2] if len(layout.modes) > 1 else np.full(len(own[2]), (*layout.modes, LEAF)[0])
+    for arrays, layout, start in zip(fields, layouts, starts, strict=True):
+        arrays[0] = arrays[0] + start
+        arrays[2] = arrays[2] if len(layout.modes) > 1 else np.full(len(arrays[2]), (*layout.modes, LEAF)[0])
     members, most = None, max((v.members.shape[1] for v in layouts if v.members is not None), default=0)
     if any(layout.members is not None for layout in layouts):
         members = np.full((sum(sizes), most), np.nan, fields[0][-1].dtype)
@@ -327,9 +327,9 @@ def _tables(votes, n_targets, aggregate, dtype):
     np.logical_or.at(any_leaf, trees[leaves], voted[leaves])
     np.logical_and.at(all_leaves, trees[leaves], voted[leaves])
     if (any_leaf.sum(1) == 1).all() and len(set(any_leaf.sum(0).tolist())) == 1:
-        own = any_leaf.argmax(1)
-        layout = layout._replace(roots=layout.roots[np.argsort(own, kind="stable")])
-        table, voted = (np.take_along_axis(v, own[trees][:, None], 1)[:, 0] for v in (table, voted))
+        target = any_leaf.argmax(1)
+        layout = layout._replace(roots=layout.roots[np.argsort(target, kind="stable")])
+        table, voted = (np.take_along_axis(v, target[trees][:, None], 1)[:, 0] for v in (table, voted))
     return Tables(layout, used, table, None if all_leaves.any(0).all() else voted)
 
 
@@ -353,7 +353,7 @@ def scores_of(ensembles):
 
     Those whose weights have the same type and width descend as one forest.
     """
-    alike, found = {}, [None] * len(ensembles)
+    alike, results = {}, [None] * len(ensembles)
     for i, ensemble in enumerate(ensembles):
         tables = ensemble.tables()
         alike.setdefault((tables.weights.dtype, tables.weights.shape[1:]), []).append((i, ensemble, tables))
@@ -367,9 +367,10 @@ def scores_of(ensembles):
             known = [np.ones_like(t.weights, bool) if t.voted is None else t.voted for t in several]
             voted = _get(_stacked(known), leaves)
         for i, ensemble, tables in group:
-            own = slice(start, start := start + len(tables.layout.roots))
-            found[i] = _aggregated(ensemble, tables, weights[:, own], None if tables.voted is None else voted[:, own])
-    return found
+            trees = slice(start, start := start + len(tables.layout.roots))
+            votes = None if tables.voted is None else voted[:, trees]
+            results[i] = _aggregated(ensemble, tables, weights[:, trees], votes)
+    return results
 
 
 def _stacked(arrays):

@@ -138,14 +138,14 @@ def _by_pairs(kernel, coefficients, counts, *, one_product):
     """
     i, j = np.triu_indices(len(counts), 1)
     if one_product:
-        own = np.repeat(np.arange(len(counts)), counts)[:, None]
+        label = np.repeat(np.arange(len(counts)), counts)[:, None]
         weights = np.where(
-            own == i, coefficients[:, j - 1], np.where(own == j, coefficients[:, i], coefficients.dtype.type(0))
+            label == i, coefficients[:, j - 1], np.where(label == j, coefficients[:, i], coefficients.dtype.type(0))
         )
         return kernel @ weights
     ends = np.cumsum(counts).tolist()
     each = (slice(end - count, end) for end, count in zip(ends, counts, strict=True))
-    parts = xp.stack([kernel[:, own] @ coefficients[own] for own in each])  # [n, N, n - 1]
+    parts = xp.stack([kernel[:, rows] @ coefficients[rows] for rows in each])  # [n, N, n - 1]
     return (parts[i, :, j - 1] + parts[j, :, i]).T
 
 

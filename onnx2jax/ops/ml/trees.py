@@ -32,7 +32,7 @@ def _of_ensembles(body):
     def together(X, nodes):
         calls = [body(X, **attributes) for attributes in nodes]
         scores = scores_of([next(call) for call in calls])
-        return [finished(call, own) for call, own in zip(calls, scores, strict=True)]
+        return [finished(call, result) for call, result in zip(calls, scores, strict=True)]
 
     @functools.wraps(body)
     def alone(X, **attributes):

@@ -77,15 +77,15 @@ class _Rewriter:
 
     def add(self, equation: Equation) -> None:
         """Append an equation of the old program, and note which array it dequantises."""
-        found = [self._found.get(v) for v in equation.inputs if not is_literal(v)]
-        whole = [v for v in found if v is not None and v.scale is not None]
+        sources = [self._found.get(v) for v in equation.inputs if not is_literal(v)]
+        whole = [v for v in sources if v is not None and v.scale is not None]
         match equation.name:
             case "conv_general_dilated" | "dot_general" if len(whole) == 2 and self._multiplied(equation, *whole):
                 return
             case "transpose" if whole:
                 self._transposed(equation, whole[0])
-            case "convert_element_type" | "sub" | "mul" if found and not whole:
-                result = _step(equation, found[0])
+            case "convert_element_type" | "sub" | "mul" if sources and not whole:
+                result = _step(equation, sources[0])
                 if result is not None:
                     self._found[equation.outputs[0]] = result
         self.equations.append(equation)
@@ -152,13 +152,13 @@ Kernel = tuple[Callable[..., Any], int]
 
 
 def _convolution(equation: Equation) -> Kernel | None:
-    given, numbers = equation.convolution, equation.params["dimension_numbers"]
+    problem, numbers = equation.convolution, equation.params["dimension_numbers"]
     plain = tuple(range(len(numbers.lhs_spec)))
     lies = numbers.lhs_spec == numbers.rhs_spec == numbers.out_spec == plain
-    whole = given.batches == 1 and not given.is_apart and min(map(min, given.window.pads), default=0) >= 0
-    if not (lies and whole) or lowering(given, "int8") != "integers":
+    whole = problem.batches == 1 and not problem.is_apart and min(map(min, problem.window.pads), default=0) >= 0
+    if not (lies and whole) or lowering(problem, "int8") != "integers":
         return None
-    return lambda a, b, za, zb: signed_conv(a, b, (za, zb), given.window), 0
+    return lambda a, b, za, zb: signed_conv(a, b, (za, zb), problem.window), 0
 
 
 def _product(equation: Equation) -> Kernel | None:

@@ -79,15 +79,15 @@ class SplitProgram:
 
     def hoisted_arguments(self, names: Sequence[str], weights: Source) -> list[Any]:
         """The values of ``hoisted`` for parameters of these names, computed unless another program stored them."""
-        given = {variable: names[place] for place, variable in self.weights.items()}
-        known = self._identities(given, weights.shared)
-        found = {v: weights.shared.get(known[v]) for v in self.hoisted if v not in given}
-        absent = [v for v, value in found.items() if value is None]
-        computed = dict(self._computed(absent, given, weights))  # all, or Unfoldable and none is kept
-        found |= {v: weights.shared.store(known[v], value) for v, value in computed.items()}
-        return [weights[given[v]] if v in given else found[v] for v in self.hoisted]
+        parameters = {variable: names[place] for place, variable in self.weights.items()}
+        known = self._identities(parameters, weights.shared)
+        values = {v: weights.shared.get(known[v]) for v in self.hoisted if v not in parameters}
+        absent = [v for v, value in values.items() if value is None]
+        computed = dict(self._computed(absent, parameters, weights))  # all, or Unfoldable and none is kept
+        values |= {v: weights.shared.store(known[v], value) for v, value in computed.items()}
+        return [weights[parameters[v]] if v in parameters else values[v] for v in self.hoisted]
 
-    def _computed(self, results: Sequence[int], given: Mapping[int, str], weights: Source) -> Iterator[tuple[int, Any]]:
+    def _computed(self, results: Sequence[int], names: Mapping[int, str], weights: Source) -> Iterator[tuple[int, Any]]:
         """The values of some variables; each intermediate value is freed after its last use."""
         steps = _needed(self.steps, results)
         last = {v: step for step in steps for v in step.reads}
@@ -97,22 +97,22 @@ class SplitProgram:
         for step in steps:
             for v in step.reads:
                 if v not in values:
-                    values[v] = np.asarray(load(weights.read(given[v])))
+                    values[v] = np.asarray(load(weights.read(names[v])))
             values.update(step.evaluate(values))
             yield from ((v, jax.device_put(values[v])) for v in step.results if v in wanted)
             for v in (*step.reads, *step.results):
                 if last.get(v, step) is step and v not in self.constants:
                     values.pop(v, None)
 
-    def _identities(self, given: Mapping[int, str], shared: HoistedValues) -> dict[int, int]:
+    def _identities(self, parameters: Mapping[int, str], shared: HoistedValues) -> dict[int, int]:
         """The number of each variable's computation: equal for equal computations of the same parameters."""
-        known = {v: shared.number("weight", name) for v, name in given.items()}
+        known = {v: shared.number("weight", name) for v, name in parameters.items()}
         for v, (array, shape) in self.constants.items():
             content = hashlib.sha256(array.tobytes()).digest()
             known[v] = shared.number("constant", array.dtype.name, array.shape, shape, content)
         for step in self.steps:
-            own = shared.number(*step.identity(known))
-            known |= {v: shared.number(own, i) for i, v in enumerate(step.results)}
+            computation = shared.number(*step.identity(known))
+            known |= {v: shared.number(computation, i) for i, v in enumerate(step.results)}
         return known
 
 
@@ -126,28 +126,28 @@ def hoist(program: Program, branch: Branch) -> Program:
 
     ``branch`` selects the branch of ``platform_dependent``.
     """
-    given = dict(enumerate(program.inputs[: program.parameters]))
+    parameters = dict(enumerate(program.inputs[: program.parameters]))
     constants, names = dict(program.constants), dict[Any, Any]()
-    known: dict[Any, Any] = dict.fromkeys((*given.values(), *constants))  # variable -> equation that computes it
+    known: dict[Any, Any] = dict.fromkeys((*parameters.values(), *constants))  # variable -> equation that computes it
     early, late = list[Equation](), list[Equation]()
     for equation, is_early in parameter_only(program, names, constants, branch):
         (early if is_early else late).append(equation)
         if is_early:
             known.update(dict.fromkeys(equation.outputs, equation))
-    roots: dict[Any, frozenset[Any]] = {v: frozenset((v,)) for v in given.values()}
+    roots: dict[Any, frozenset[Any]] = {v: frozenset((v,)) for v in parameters.values()}
     for equation in early:
-        found = frozenset().union(*(roots.get(v, frozenset()) for v in variables(equation.inputs)))
-        roots.update(dict.fromkeys(equation.outputs, found))
+        sources = frozenset().union(*(roots.get(v, frozenset()) for v in variables(equation.inputs)))
+        roots.update(dict.fromkeys(equation.outputs, sources))
     outputs = [substitute(v, names) for v in program.outputs]
     results, back = _frontier(late, outputs, known, roots)
     numbers = {v: i for i, v in enumerate((*known, *constants))}
     steps = _needed([Step.of(e, numbers) for e in early], [numbers[v] for v in results])
     read = {*(numbers[v] for v in results), *(v for step in steps for v in step.reads)}
-    held = {numbers[v]: (v.aval, value) for v, value in constants.items() if numbers[v] in read}
+    constants_read = {numbers[v]: (v.aval, value) for v, value in constants.items() if numbers[v] in read}
     hoisted = SplitProgram(
         steps,
-        {place: numbers[v] for place, v in given.items()},
-        {number: (_unrepeated(value, aval.dtype), aval.shape) for number, (aval, value) in held.items()},
+        {place: numbers[v] for place, v in parameters.items()},
+        {number: (_unrepeated(value, aval.dtype), aval.shape) for number, (aval, value) in constants_read.items()},
         [numbers[v] for v in results],
         None,
     )

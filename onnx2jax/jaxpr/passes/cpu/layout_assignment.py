@@ -106,9 +106,9 @@ def _can_lower(equation: Equation) -> bool:
     """Whether it is a convolution that ``convolve`` computes."""
     if equation.name != "conv_general_dilated" or equation.inputs[0].aval.dtype not in SUPPORTED_DTYPES:
         return False
-    given = equation.convolution
-    is_transposed = given.groups == 1 and {*given.window.strides, *given.window.dilations} <= {1}
-    return given.batches == 1 and (not given.is_apart or is_transposed)
+    problem = equation.convolution
+    is_transposed = problem.groups == 1 and {*problem.window.strides, *problem.window.dilations} <= {1}
+    return problem.batches == 1 and (not problem.is_apart or is_transposed)
 
 
 def convolution_branch(equation: Equation) -> int:
@@ -126,8 +126,8 @@ def _write(
 ) -> list[Value]:
     """The results, in these axis orders, of an equation with other operands and parameters."""
     wanted = [None] * len(equation.outputs) if orders is None else orders
-    found = zip(equation.bind(operands, **changed), wanted, equation.outputs, strict=True)
-    return [Value(x, order, aval=v.aval) for x, order, v in found]
+    results = zip(equation.bind(operands, **changed), wanted, equation.outputs, strict=True)
+    return [Value(x, order, aval=v.aval) for x, order, v in results]
 
 
 @partial(jax.jit, static_argnums=(0, 1), inline=True)
@@ -187,8 +187,8 @@ def _by_axis(*parameters: str) -> Rule:
         x, *others = operands
         if any(v.rank for v in others):
             return None
-        given = {n: equation.params[n] for n in parameters if equation.params.get(n) is not None}
-        changed = {n: permuted(v, x.order) for n, v in given.items()}
+        entries = {n: equation.params[n] for n in parameters if equation.params.get(n) is not None}
+        changed = {n: permuted(v, x.order) for n, v in entries.items()}
         return _write(equation, [x.best(), *(v.plain() for v in others)], [x.order] * len(equation.outputs), **changed)
 
     return rule
@@ -325,8 +325,8 @@ def _convolution(onednn: bool, equation: Equation, operands: Sequence[Value]) ->
     (x, w), aval = operands, equation.outputs[0].aval
     if not _can_lower(equation) or 0 in (*x.shape, *aval.shape):
         return None
-    given, (image, kernel, result) = equation.convolution, equation.params["dimension_numbers"]
-    how = given.window, given.groups, given.stretch, onednn, aval.dtype
+    problem, (image, kernel, result) = equation.convolution, equation.params["dimension_numbers"]
+    how = problem.window, problem.groups, problem.stretch, onednn, aval.dtype
     y = traced(convolve, how, x.within((image[0], *image[2:], image[1])), w.within(tuple(kernel)))
     return [Value(y, (result[0], *result[2:], result[1]), aval=aval)]
 

@@ -55,11 +55,11 @@ def split_batch(program: Program) -> Program:
     largest, most = max(map(_size, program.equations)), MICROBATCH * (os.cpu_count() or 1)
     if largest <= most:
         return program
-    given, program = program, program.inlined()
+    original, program = program, program.inlined()
     split = _split(program, images, most)
     read = {v for e in split.head for v in variables(e.inputs)}
     if sum(nbytes(v) for v in program.inputs[: program.parameters] if v in read) > MICROBATCH_WEIGHTS:
-        return given
+        return original
     part = max((n for n in range(1, batch) if batch % n == 0 and largest // batch * n <= most), default=1)
 
     def whole(*args: Any) -> list[Any]:
@@ -76,7 +76,7 @@ def split_batch(program: Program) -> Program:
     try:
         looped = Program.of(jax.make_jaxpr(whole)(*map(type_of, program.inputs)), program.parameters)
     except _Mixed:
-        return given
+        return original
     return looped.replace(hoisted=program.hoisted)
 
 
@@ -155,11 +155,11 @@ class _Microbatch:
         """What is equal for all images, such as a bias, broadcast to a microbatch."""
         if equation is None or equation.name != "broadcast_in_dim" or len(equation.inputs) > 1:
             raise _Mixed
-        given, (operand,) = equation.params, equation.inputs
-        along = dict(zip(given["broadcast_dimensions"], operand.aval.shape, strict=True))
+        params, (operand,) = equation.params, equation.inputs
+        along = dict(zip(params["broadcast_dimensions"], operand.aval.shape, strict=True))
         if along.get(axis, 1) != 1:
             raise _Mixed
-        return equation.bind(values_of(equation.inputs, values), shape=self.shrunk(given["shape"], axis))[0]
+        return equation.bind(values_of(equation.inputs, values), shape=self.shrunk(params["shape"], axis))[0]
 
     def _rule(self, equation: Equation, places: Sequence[Batched | None]) -> tuple[Batched, dict[str, Any]]:
         """The batch axis of the result, and which parameters change."""
@@ -182,7 +182,7 @@ class _Microbatch:
         """The branches of a microbatch."""
         pairs = [(v.aval, p) for v, p in zip(equation.inputs[1:], places, strict=True)]
         types = [jax.ShapeDtypeStruct(self.shrunk(a.shape, p.axis) if p else a.shape, a.dtype) for a, p in pairs]
-        found = set[Batched | None]()
+        axes = set[Batched | None]()
 
         def smaller(closed: Any) -> Any:
             program = Program.of(closed).inlined()
@@ -191,13 +191,13 @@ class _Microbatch:
                 values = {**program.constants, **dict(zip(program.inputs, operands, strict=True))}
                 where = {v: p for v, p in zip(program.inputs, places, strict=True) if p}
                 self._evaluate(program.equations, values, where)
-                found.update(where.get(_key(v)) for v in program.outputs)
+                axes.update(where.get(_key(v)) for v in program.outputs)
                 return values_of(program.outputs, values)
 
             return jax.make_jaxpr(branch)(*types)
 
         branches = tuple(map(smaller, equation.params["branches"]))
-        place = _only(found)
+        place = _only(axes)
         _require(place not in (None, FLAG))
         return place, {"branches": branches}
 
@@ -257,10 +257,10 @@ def _barrier(_part: _Microbatch, equation: Equation, at: Batched) -> Found:
 
 
 def _slice(part: _Microbatch, equation: Equation, at: Batched) -> Found:
-    given, extent = equation.params, equation.inputs[0].aval.shape[at.axis]
-    ends = given["start_indices"][at.axis], given["limit_indices"][at.axis], (given["strides"] or {at.axis: 1})[at.axis]
-    _require(ends == (0, extent, 1))
-    return at, {"limit_indices": part.shrunk(given["limit_indices"], at.axis)}
+    params, extent = equation.params, equation.inputs[0].aval.shape[at.axis]
+    ends = params["start_indices"][at.axis], params["limit_indices"][at.axis]
+    _require(ends == (0, extent) and (params["strides"] or {at.axis: 1})[at.axis] == 1)
+    return at, {"limit_indices": part.shrunk(params["limit_indices"], at.axis)}
 
 
 def _reduce(_part: _Microbatch, equation: Equation, at: Batched) -> Found:

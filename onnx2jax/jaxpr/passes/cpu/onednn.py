@@ -124,19 +124,19 @@ def _kernel(equation: Equation) -> Callable[..., Any] | None:
         return None
     if equation.name == "dot_general":
         return product if _is_product(equation) else None
-    given, numbers, last = equation.convolution, equation.params["dimension_numbers"], (0, 3, 1, 2)
+    problem, numbers, last = equation.convolution, equation.params["dimension_numbers"], (0, 3, 1, 2)
     lies = (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec) == (last, (3, 2, 0, 1), last)
-    if not (lies and given.is_unpadded and has_onednn(given)):
+    if not (lies and problem.is_unpadded and has_onednn(problem)):
         return None
-    return functools.partial(convolution, strides=given.window.strides)
+    return functools.partial(convolution, strides=problem.window.strides)
 
 
 def product(x: Any, w: Any, columns: int | None = None) -> Any:
     """x (..., K) by w (K, N), in int32; w ``packed`` where the columns are given."""
     rows = lax.reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
-    given = {} if columns is None else {"optimization_config": {"weights_prepacked": True}}
+    config = {} if columns is None else {"optimization_config": {"weights_prepacked": True}}
     columns = w.shape[1] if columns is None else columns
-    y = compat.onednn("__onednn$matmul", {"onednn_matmul_config": given}, (rows.shape[0], columns), rows, w)
+    y = compat.onednn("__onednn$matmul", {"onednn_matmul_config": config}, (rows.shape[0], columns), rows, w)
     return lax.reshape(y, (*x.shape[:-1], columns))
 
 
@@ -182,12 +182,12 @@ def convolution(x: Any, w: Any, strides: Sequence[int], pads: Sequence[tuple[int
     window = {
         "size": w.shape[:2], "pad_left": before, "pad_right": after, "strides": strides, "window_dilations": [1, 1],
     }  # fmt: skip
-    given = {
+    config = {
         "dims": 4, "input": image, "kernel": {"dims": 4, "filter": kernel}, "output": image, "window": window,
         "feature_groups": 1,
     }  # fmt: skip
     return compat.onednn(
-        "__onednn$convolution", {"onednn_conv_config": given}, (x.shape[0], *spatial, w.shape[-1]), x, w
+        "__onednn$convolution", {"onednn_conv_config": config}, (x.shape[0], *spatial, w.shape[-1]), x, w
     )
 
 

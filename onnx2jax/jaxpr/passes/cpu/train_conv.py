@@ -32,19 +32,19 @@ from .layout_assignment import ConvRules, Rule, channels_last, traced
 
 
 def _rule(equation: Equation, operands: Sequence[Value]) -> list[Value] | None:
-    (x, w), given, aval = operands, equation.params, equation.outputs[0].aval
+    (x, w), params, aval = operands, equation.params, equation.outputs[0].aval
     if not _can_lower(equation) or 0 in (*x.shape, *w.shape, *aval.shape):
         return None
-    (image, kernel, result), found = given["dimension_numbers"], equation.convolution
-    how = lowering(found, "training")
+    (image, kernel, result), problem = params["dimension_numbers"], equation.convolution
+    how = lowering(problem, "training")
     if how in ("weights", "depthwise weights"):
         is_depthwise, blocks = how != "weights", permuted(aval.shape, result[2:])
         pair = x.within((image[1], *image[2:], image[0])), w.within((kernel[1], *kernel[2:], kernel[0]))
-        y = traced(_of_weights, (found.window, blocks, is_depthwise, aval.dtype), *pair)
+        y = traced(_of_weights, (problem.window, blocks, is_depthwise, aval.dtype), *pair)
         ends = (result[0], result[1]) if is_depthwise else (result[1], result[0])
         return [Value(y, (*result[2:], *ends), aval=aval)]
     pair = x.within((image[0], *image[2:], image[1])), w.within(tuple(kernel))
-    fixed = found.window, found.groups, found.batches, found.stretch, aval.dtype
+    fixed = problem.window, problem.groups, problem.batches, problem.stretch, aval.dtype
     y = traced(_of_images, fixed, *pair)
     return [Value(y, (result[0], *result[2:], result[1]), aval=aval)]
 
@@ -92,8 +92,8 @@ def _of_images(x: Any, w: Any, window: Window, groups: int, batches: int, stretc
     """As ``_convolved``; of several batches each has its own part of w's results."""
     x, w = (v.astype(accumulator(v.dtype)) for v in (x, w))
     pieces = zip(jnp.split(x, batches), jnp.split(w, batches), strict=True)
-    found = [_convolved(a, b, window, groups, stretch) for a, b in pieces]
-    return lax.concatenate(found, x.ndim - 1).astype(dtype)
+    results = [_convolved(a, b, window, groups, stretch) for a, b in pieces]
+    return lax.concatenate(results, x.ndim - 1).astype(dtype)
 
 
 def _convolved(x: Any, w: Any, window: Window, groups: int, stretch: tuple[int, ...]) -> Any:
@@ -122,12 +122,12 @@ def _chosen(convolutions: Sequence[Equation]) -> Rule | None:
     """The rule if a kernel is depthwise, or most weights meet many pixels: then reordering them costs little beside."""
     few = many = 0
     for equation in convolutions:
-        given = equation.convolution
-        if max(given.groups, given.batches) >= TRAINING_GROUPS:
+        problem = equation.convolution
+        if max(problem.groups, problem.batches) >= TRAINING_GROUPS:
             return _rule
         if equation.params["dimension_numbers"].lhs_spec[0] != 0:
             continue  # the gradient of weights, which takes channels for images
-        weights, is_many = given.outputs * given.held, given.pixels > TRAINING_PIXELS
+        weights, is_many = problem.outputs * problem.summands, problem.pixels > TRAINING_PIXELS
         few, many = few + weights * (not is_many), many + weights * is_many
     return _rule if convolutions and few <= many else None
 

@@ -52,6 +52,6 @@ def _unrolled(loop: Equation, *operands: Any) -> Any:
     *fixed, carry = (x for x, same in zip(operands, whole, strict=True) if same)
     stacked, step = operands[len(fixed) + 1 :], as_function(body.closed())
     for k in range(length)[:: -1 if loop.params["reverse"] else 1]:
-        own = (lax.index_in_dim(x, k, keepdims=False) for x in stacked)
-        (carry,) = lax.optimization_barrier(step(*fixed, carry, *own))
+        slices = (lax.index_in_dim(x, k, keepdims=False) for x in stacked)
+        (carry,) = lax.optimization_barrier(step(*fixed, carry, *slices))
     return carry
