@@ -20,9 +20,7 @@ from .model import check_devices, check_metadata, check_since
 from .report import Note
 from .scopes import Place, places
 
-MESSAGES: Final = frozenset(
-    number for number, name in VALUE_FIELDS.items() if name in ("t", "g", "sparse_tensor", "tp")
-)
+MESSAGES: Final = frozenset(k for k, name in VALUE_FIELDS.items() if name in ("t", "g", "sparse_tensor", "tp"))
 """The types of attributes without a default value."""
 EXTERNAL_KEYS: Final = frozenset({"location", "offset", "length", "checksum"})
 
@@ -129,9 +127,7 @@ def _contradictions(graph: Any, where: str, note: Note) -> None:
         other, extents = declared.setdefault(name, (kind, shape))
         agree = shape is None or extents is None or len(shape) == len(extents)
         if agree and shape and extents:
-            agree = all(
-                a == b for a, b in zip(shape, extents, strict=True) if isinstance(a, int) and isinstance(b, int)
-            )
+            agree = all(a == b for a, b in zip(shape, extents, strict=True) if type(a) is type(b) is int)
         if not agree or (kind and other and kind != other):
             text = f"{name!r} is declared both {other}{_shown(extents)} and {kind}{_shown(shape)}"
             note("GR-20", "warning", where, text)

@@ -73,9 +73,8 @@ class Collector:
     def note(self, rule: str, severity: Severity, path: str, message: str) -> None:
         message = message.removeprefix(path).lstrip(":, ")
         if len(self._findings) < LIMIT:
-            self._findings.setdefault(
-                (rule, path, message), Finding(rule, severity, path, message, FIXES.get(rule, FIXES[""]))
-            )
+            finding = Finding(rule, severity, path, message, FIXES.get(rule, FIXES[""]))
+            self._findings.setdefault((rule, path, message), finding)
 
     def error(self, error: OnnxError, path: str) -> None:
         """Note an exception of the importer, under the first of its rules."""

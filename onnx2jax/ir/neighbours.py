@@ -86,10 +86,8 @@ def _computed(name: str, graph: Graph, in_function: bool) -> Node | bool:
 def _is_neutral(node: Node, graph: Graph) -> bool:
     """Whether a node adds zeros or multiplies by ones."""
     neutral = _NEUTRAL.get(node.op_type)
-    values = (_value(n, graph) for n in node.inputs)
-    return neutral is not None and any(
-        isinstance(v, np.ndarray) and v.size == 1 and v.item() == neutral for v in values
-    )
+    values = [v for n in node.inputs if isinstance(v := _value(n, graph), np.ndarray)]
+    return neutral is not None and any(v.size == 1 and v.item() == neutral for v in values)
 
 
 def _value(name: str, graph: Graph) -> Any:

@@ -70,9 +70,8 @@ def check_call(node: Node, function: Function, message: Any) -> None:
 def check_branches(node: Node) -> None:
     """Raise if a branch of If declares inputs, which nothing supplies (rule SC-11)."""
     for name, branch in node.attributes.items():
-        if isinstance(branch, Graph) and (
-            inputs := [v.name for v in branch.inputs if v.name not in branch.initializers]
-        ):
+        formals = branch.inputs if isinstance(branch, Graph) else ()
+        if inputs := [v.name for v in formals if v.name not in branch.initializers]:
             raise ModelError(
                 f"{node}: {name} declares the inputs {inputs}, and branches of If take none: they read the values of "
                 "the graphs around by name. Remove them from the branch's graph.input",
@@ -127,9 +126,8 @@ def single_definitions(
 def in_order(where: str, nodes: list[Node], defined: set[str]) -> tuple[Node, ...]:
     """The nodes in topological order, as close to the file's order as possible."""
     producers = {name: i for i, node in enumerate(nodes) for name in node.outputs if name not in defined}
-    sorter = TopologicalSorter(
-        {i: [producers[n] for n in node.reads if n in producers] for i, node in enumerate(nodes)}
-    )
+    sources = {i: [producers[n] for n in node.reads if n in producers] for i, node in enumerate(nodes)}
+    sorter = TopologicalSorter(sources)
     try:
         sorter.prepare()
     except CycleError as e:

@@ -22,7 +22,7 @@ Type = str | None
 
 
 @dataclass(frozen=True)
-class Signature:
+class TypeSignature:
     """Types or type variables of an operator's inputs and outputs."""
 
     since: int
@@ -33,7 +33,7 @@ class Signature:
 
 
 @cache
-def signature(title: str, opset: int) -> Signature | None:
+def signature(title: str, opset: int) -> TypeSignature | None:
     """The signature of an operator (``Relu``, ``ai.onnx.ml.ZipMap``) at an opset; None if ONNX defines none."""
     newest = max((s for s in _table().get(title, ()) if s.since <= opset), key=lambda s: s.since, default=None)
     return newest if newest is not None and newest.outputs else None
@@ -146,9 +146,9 @@ _BY_DTYPE: Final = {row.dtype: row.name.lower() for row in ELEMENT_TYPES.values(
 
 
 @cache
-def _table() -> dict[str, list[Signature]]:
+def _table() -> dict[str, list[TypeSignature]]:
     sets: list[frozenset[str]] = []
-    table: dict[str, list[Signature]] = {}
+    table: dict[str, list[TypeSignature]] = {}
     for line in files(__package__).joinpath("types.txt").read_text(encoding="utf-8").splitlines():
         if line.startswith("#"):
             continue
@@ -160,7 +160,7 @@ def _table() -> dict[str, list[Signature]]:
         ends, _, variables = rest.partition(";")
         inputs, _, outputs = ends.partition("->")
         allowed = {name: sets[int(i)] for name, i in (v.split("=") for v in variables.split())}
-        new = Signature(int(since), tuple(inputs.split()), tuple(outputs.split()), allowed)
+        new = TypeSignature(int(since), tuple(inputs.split()), tuple(outputs.split()), allowed)
         table.setdefault(title, []).append(new)
     return table
 

@@ -146,9 +146,8 @@ def conv(x, w, window, groups=1, stretch=()):
         return convolve_numpy(*_widened(x, w), window, groups, stretch)
     x, w = jnp.asarray(x), jnp.asarray(w)
     forms = {"cpu": _on_cpu, "cuda": _on_cuda, "default": _native}
-    if (
-        name := lowering(Problem(x.dtype, (x.shape[0], *x.shape[2:]), w.shape, window, groups, stretch), "tpu")
-    ) != "native":
+    problem = Problem(x.dtype, (x.shape[0], *x.shape[2:]), w.shape, window, groups, stretch)
+    if (name := lowering(problem, "tpu")) != "native":
         forms["tpu"] = {"patches": _patches, "toeplitz": _finite_toeplitz, "rows": _by_rows}[name]
     chosen = {n: partial(form, window=window, groups=groups, stretch=stretch) for n, form in forms.items()}
     if jnp.issubdtype(x.dtype, jnp.integer):

@@ -108,9 +108,8 @@ def clamped(rounded, x, bits, signed, narrow):
     """
     bits = bits.astype(np.float64)
     count = np.exp2(bits)
-    low, high = (
-        ((1 if narrow else 0) - count / 2, count / 2 - 1) if signed else (0 * bits, count - (2 if narrow else 1))
-    )
+    dropped = 1 if narrow else 0
+    low, high = (dropped - count / 2, count / 2 - 1) if signed else (0 * bits, count - 1 - dropped)
     low, high, whole = low.astype(x.dtype), high.astype(x.dtype), rounded(x)
     return rounded(xp.where(whole > high, high, xp.where(whole < low, low, x)))
 

@@ -78,9 +78,8 @@ def broadcast_qparam(parameter, shape, axis, block_size=0):
 def saturate_to(x, zero_point, dtype, saturate=1):
     """``x`` rounded half to even, plus the zero point, clipped to the range of ``dtype`` (a float dtype only casts)."""
     if dtype in HOST_ONLY:
-        x, zero_point = (
-            None if v is None else needs_known(v, f"XLA has no {dtype} ({FLOAT6})") for v in (x, zero_point)
-        )
+        why = f"XLA has no {dtype} ({FLOAT6})"
+        x, zero_point = (None if v is None else needs_known(v, why) for v in (x, zero_point))
     if not is_integer(dtype):
         x = x if zero_point is None else x + zero_point.astype(x.dtype)
         limit = float(ml_dtypes.finfo(dtype).max)

@@ -31,9 +31,8 @@ def ms_rotary_embedding(
         raise ValueError(f"rotary_embedding_dim ({rotary['rotary_embedding_dim']}) requires the attribute num_heads")
     if position_ids.size == 1 and position_ids.ndim == 1:
         position_ids = position_ids + jnp.zeros((input.shape[0], 1), np.int64) + np.arange(input.shape[-2])
-    rotary["num_heads"] = rotary["num_heads"] or (
-        input.shape[2] // (2 * cos_cache.shape[-1]) if input.ndim == 3 else None
-    )
+    heads = input.shape[2] // (2 * cos_cache.shape[-1]) if input.ndim == 3 else None
+    rotary["num_heads"] = rotary["num_heads"] or heads
     return rotary_embedding(input, cos_cache, sin_cache, position_ids, **rotary)
 
 

@@ -98,14 +98,10 @@ def engram_gate(
     """(value gated by the similarity of key and query per hyper-connection, the same normalized)."""
     if n_outputs > 1 and conv_norm_scale is None:
         raise ValueError("the output gated_value_normed requires conv_norm_scale")
-    scales = {
-        "key_norm_scale": key_norm_scale,
-        "query_norm_scale": query_norm_scale,
-        "conv_norm_scale": conv_norm_scale,
-    }
     check_shapes(
         {}, key=(key, "batch length C H"), query=(query, "batch length C H"), value=(value, "batch length H"),
-        **{name: (scale, "C H") for name, scale in scales.items()},
+        key_norm_scale=(key_norm_scale, "C H"), query_norm_scale=(query_norm_scale, "C H"),
+        conv_norm_scale=(conv_norm_scale, "C H"),
     )  # fmt: skip
     pair = (rms_normalized(x, s, epsilon) for x, s in ((key, key_norm_scale), (query, query_norm_scale)))
     dot = jnp.prod(jnp.stack([*pair]), axis=0).sum(-1, keepdims=True) * key.shape[-1] ** -0.5

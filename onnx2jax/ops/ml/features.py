@@ -141,7 +141,7 @@ def _category_codes(categories):
     return index, np.array([index[word] for word in categories])
 
 
-class _Table(NamedTuple):
+class _LabelTable(NamedTuple):
     """A look-up table; of duplicate keys the last wins, and NaN equals NaN."""
 
     dtypes: tuple[np.dtype, np.dtype]
@@ -164,7 +164,7 @@ def _table(keys, values, default):
     dtypes = keys.dtype, values.dtype
     if object in dtypes:
         pairs = zip(keys.ravel().tolist(), values.ravel().tolist(), strict=True)
-        return _Table(dtypes, default, {(k if k == k else None): v for k, v in pairs})
+        return _LabelTable(dtypes, default, {(k if k == k else None): v for k, v in pairs})
     nan = values[missing][-1] if (missing := keys != keys).any() else None
     # Reversed, so that np.unique keeps the last duplicate.
     keys, order = np.unique(keys[~missing][::-1], return_index=True)
@@ -172,7 +172,7 @@ def _table(keys, values, default):
     if len(keys) and keys.dtype.kind == "i" and (span := int(keys[-1]) - int(keys[0]) + 1) < 2**16:
         dense = np.full(span + 1, default, values.dtype)
         dense[keys.astype(np.int64) - keys[0]] = values
-    return _Table(dtypes, default, None, keys, values, nan, dense)
+    return _LabelTable(dtypes, default, None, keys, values, nan, dense)
 
 
 def _lookup(X, table):

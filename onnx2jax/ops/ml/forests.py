@@ -26,17 +26,8 @@ _COMPARE = operator.le, operator.lt, operator.ge, operator.gt, operator.eq, oper
 NEQ, MEMBER, LEAF = (MODES.index(m) for m in ("BRANCH_NEQ", "BRANCH_MEMBER", "LEAF"))
 
 
-class Votes(NamedTuple):
-    """A forest and the votes of its leaves, parallel arrays of node, target and weight."""
-
-    forest: Forest
-    nodes: Any
-    targets: Any
-    weights: Any
-
-
 class Forest(NamedTuple):
-    """Parallel arrays, one entry per node; the children of a leaf are the leaf itself."""
+    """Parallel arrays, one entry per node; the children of a leaf are the leaf itself. And the votes of leaves."""
 
     modes: Any
     features: Any
@@ -47,6 +38,10 @@ class Forest(NamedTuple):
     """Whether NaN takes the true branch."""
     roots: Any
     """The root node of each tree."""
+    voters: Any
+    """The leaf of each vote."""
+    targets: Any
+    weights: Any
     members: Any = np.zeros((0, 0))
     """Per node the set tested by BRANCH_MEMBER, padded with NaN."""
 
@@ -309,9 +304,9 @@ class Tables(NamedTuple):
     """Likewise, whether it votes for the target; None if every row gets a vote for every target."""
 
 
-def _tables(votes, n_targets, aggregate, dtype):
+def _tables(forest, n_targets, aggregate, dtype):
     """The Tables of a forest, its splits and weights in ``dtype``."""
-    forest, nodes, targets, weights = votes
+    nodes, targets, weights = forest.voters, forest.targets, forest.weights
     if len(targets) and not 0 <= targets.min() <= targets.max() < n_targets:
         raise ValueError(f"target ids {sorted(set(targets.tolist()))} must be in [0, {n_targets - 1}]")
     forest = forest._replace(splits=forest.splits.astype(dtype), members=forest.members.astype(dtype))
@@ -337,15 +332,15 @@ class Ensemble(NamedTuple):
     """The rows and the forest of a node, and how the votes of its leaves become scores."""
 
     X: Any
-    votes: Votes
+    forest: Forest
     n_targets: int
     aggregate: str
     once: Any
 
     def tables(self):
         """Its Tables, computed in float64 if the input, the splits or the weights are float64."""
-        wide = np.float64 in (self.X.dtype, self.votes.forest.splits.dtype, self.votes.weights.dtype)
-        return self.once(_tables, self.votes, self.n_targets, self.aggregate, dtype=np.dtype("f8" if wide else "f4"))
+        wide = np.float64 in (self.X.dtype, self.forest.splits.dtype, self.forest.weights.dtype)
+        return self.once(_tables, self.forest, self.n_targets, self.aggregate, dtype=np.dtype("f8" if wide else "f4"))
 
 
 def scores_of(ensembles):

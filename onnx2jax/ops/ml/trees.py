@@ -1,4 +1,4 @@
-"""ai.onnx.ml tree ensembles, as forests and the votes of their leaves."""
+"""ai.onnx.ml tree ensembles, as forests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from ..arrays import argmax, xp
 from ..registry import deprecated, op, taking
-from .forests import LEAF, MEMBER, MODES, Ensemble, Forest, Votes, scores_of
+from .forests import LEAF, MEMBER, MODES, Ensemble, Forest, scores_of
 from .scores import DOMAIN, LABELS, Transform, batch, class_labels, labels_of, result_dtype, transform, two_scores
 
 Aggregate = Literal["AVERAGE", "SUM", "MIN", "MAX"]
@@ -63,8 +63,8 @@ def _floats(name, attributes):
     return np.array(floats or (), np.float32) if tensor is None else tensor.reshape(-1)
 
 
-def _votes_by_id(prefix, attributes):
-    """The Votes of versions 1 to 4, whose nodes are identified by tree id and node id; hit rates are ignored."""
+def _forest_by_id(prefix, attributes):
+    """The Forest of versions 1 to 4, whose nodes are identified by tree id and node id; hit rates are ignored."""
     splits = _floats("nodes_values", attributes)
     missing = attributes["nodes_missing_value_tracks_true"] or (0,) * len(splits)
     false, features, modes, nodes, trees, true = (attributes[f"nodes_{k}"] for k in _NODES)
@@ -89,9 +89,9 @@ def _votes_by_id(prefix, attributes):
     roots = np.setdiff1d(index, np.concatenate([true[inner], false[inner]]))
     if len(roots) != len(np.unique(trees)):
         raise ValueError(f"{len(np.unique(trees))} trees have {len(roots)} roots")
-    forest = Forest(modes, np.where(inner, features, 0), splits, true, false, np.array(missing, bool), roots)
     voters, ids, targets = (np.array(attributes[f"{prefix}_{k}"], np.int64) for k in ("treeids", "nodeids", "ids"))
-    return Votes(forest, find(voters, ids), targets, _floats(f"{prefix}_weights", attributes))
+    votes = find(voters, ids), targets, _floats(f"{prefix}_weights", attributes)
+    return Forest(modes, np.where(inner, features, 0), splits, true, false, np.array(missing, bool), roots, *votes)
 
 
 def _add_base(scores, any_vote, base):
@@ -109,8 +109,8 @@ def tree_ensemble_regressor(
     **attributes,
 ):  # fmt: skip
     """TreeEnsembleRegressor: aggregated leaf weights plus base values [N, targets]."""
-    votes = once(_votes_by_id, "target", attributes)
-    scores, any_vote = yield Ensemble(batch(X), votes, n_targets, aggregate_function, once)
+    forest = once(_forest_by_id, "target", attributes)
+    scores, any_vote = yield Ensemble(batch(X), forest, n_targets, aggregate_function, once)
     scores, _ = _add_base(scores, any_vote, once(_floats, "base_values", attributes))
     return transform(scores, post_transform).astype(result_dtype(double))
 
@@ -127,10 +127,10 @@ def tree_ensemble_classifier(
 ):  # fmt: skip
     """TreeEnsembleClassifier: (best class, scores)."""
     labels = once(class_labels, {"classlabels_int64s": classlabels_int64s, "classlabels_strings": classlabels_strings})
-    votes = once(_votes_by_id, "class", attributes)
-    scores, any_vote = yield Ensemble(batch(X), votes, len(labels), "SUM", once)
+    forest = once(_forest_by_id, "class", attributes)
+    scores, any_vote = yield Ensemble(batch(X), forest, len(labels), "SUM", once)
     base = once(_floats, "base_values", attributes)
-    voted, margin = once(_single_class, votes)
+    voted, margin = once(_single_class, forest)
     if len(labels) == 2 and voted is not None:
         index, scores = _binary(scores, base, voted, post_transform, margin=margin)
     else:
@@ -139,9 +139,9 @@ def tree_ensemble_classifier(
     return labels_of(labels, index), scores.astype(result_dtype(double))
 
 
-def _single_class(votes):
+def _single_class(forest):
     """(the only class that any leaf votes for, or None; whether any weight is negative)."""
-    return votes.targets[0] if len(set(votes.targets)) == 1 else None, bool((votes.weights < 0).any())
+    return forest.targets[0] if len(set(forest.targets)) == 1 else None, bool((forest.weights < 0).any())
 
 
 def _binary(scores, base, voted, post_transform, *, margin):
@@ -175,8 +175,8 @@ def _member_sets(values, modes):
     return rows
 
 
-def _votes_by_index(attributes):
-    """The Votes of version 5, which stores branches and leaves separately; the leaves are appended to the branches."""
+def _forest_by_index(attributes):
+    """The Forest of version 5, which stores branches and leaves separately; the leaves are appended to the branches."""
     splits, weights, modes = attributes["nodes_splits"], attributes["leaf_weights"], attributes["nodes_modes"]
     inner, n_leaves = len(splits), len(weights)
     leaves = np.arange(inner, inner + n_leaves)
@@ -192,8 +192,8 @@ def _votes_by_index(attributes):
     modes, values = extended(modes, LEAF), attributes["membership_values"]
     members = _member_sets(np.zeros(0) if values is None else values, modes)
     features, roots = extended(attributes["nodes_featureids"]), np.array(attributes["tree_roots"])
-    forest = Forest(modes, features, extended(splits), children("true"), children("false"), missing, roots, members)
-    return Votes(forest, leaves, np.array(attributes["leaf_targetids"]), weights)
+    branches, votes = (children("true"), children("false")), (leaves, np.array(attributes["leaf_targetids"]), weights)
+    return Forest(modes, features, extended(splits), *branches, missing, roots, *votes, members)
 
 
 _REQUIRED = (
@@ -213,5 +213,5 @@ def tree_ensemble(
 ):  # fmt: skip
     """TreeEnsemble: aggregated leaf weights of trees whose nodes may test set membership."""
     aggregate = get_args(Aggregate)[aggregate_function]
-    scores, _ = yield Ensemble(batch(X), once(_votes_by_index, attributes), n_targets, aggregate, once)
+    scores, _ = yield Ensemble(batch(X), once(_forest_by_index, attributes), n_targets, aggregate, once)
     return transform(scores, get_args(Transform)[post_transform]).astype(X.dtype)

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -39,20 +39,6 @@ Rule = Callable[[Equation, "Sequence[Value]"], "list[Value] | None"]
 """Rewrites an equation; None where its operands must have the axis order that they were traced with."""
 
 
-class ConvRules(NamedTuple):
-    """How convolutions are lowered.
-
-    Attributes:
-        rule: for a program with these convolutions; None where it gains nothing.
-        can_lower: whether an equation is a convolution that the rule lowers.
-        branch: chooses the branch of a choice by platform.
-    """
-
-    rule: Callable[[Sequence[Equation]], Rule | None]
-    can_lower: Callable[[Equation], bool]
-    branch: Branch
-
-
 def assign_layouts(program: Program, onednn: bool = False) -> Program:
     """The program of a call with its images channels last; the same object where it has no convolution.
 
@@ -62,16 +48,27 @@ def assign_layouts(program: Program, onednn: bool = False) -> Program:
     def rule(convolutions: Sequence[Equation]) -> Rule:
         return partial(_convolution, onednn and sum(2 * e.convolution.products for e in convolutions) > SHORT)
 
-    return channels_last(program, ConvRules(rule, _can_lower, convolution_branch), known=program.parameters)
+    return channels_last(program, rule, _can_lower, convolution_branch, known=program.parameters)
 
 
-def channels_last(program: Program, rules: ConvRules, known: int = 0, stays: int = 0) -> Program:
-    """The program with images channels last, given how many inputs are known, and how many keep their layout."""
+def channels_last(
+    program: Program, choose: Callable[[Sequence[Equation]], Rule | None], can_lower: Callable[[Equation], bool],
+    branch: Branch, known: int = 0, stays: int = 0,
+) -> Program:  # fmt: skip
+    """The program with images channels last.
+
+    Args:
+        program: a program.
+        choose: the rule for a program with these convolutions; None where it gains nothing.
+        can_lower: whether an equation is a convolution that the rule lowers.
+        branch: chooses the branch of a choice by platform.
+        known, stays: how many inputs are parameters, and how many keep their layout with what is computed of them.
+    """
     if not program.has("conv_general_dilated"):
         return program
-    flat = program.inlined(rules.branch)
-    convolutions = [e for e in flat.equations if rules.can_lower(e)]
-    if (convolution := rules.rule(convolutions)) is None:
+    flat = program.inlined(branch)
+    convolutions = [e for e in flat.equations if can_lower(e)]
+    if (convolution := choose(convolutions)) is None:
         return program
     by_name = {**RULES, "conv_general_dilated": convolution}
 
@@ -152,11 +149,8 @@ def _common(operands: Sequence[Value], rank: int) -> Order:
 
 def _elementwise(equation: Equation, operands: Sequence[Value]) -> list[Value]:
     order = _common(operands, len(equation.outputs[0].aval.shape))
-    results = _write(
-        equation,
-        [v.within(order) if v.rank == len(order) else v.plain() for v in operands],
-        [order] * len(equation.outputs),
-    )
+    values = [v.within(order) if v.rank == len(order) else v.plain() for v in operands]
+    results = _write(equation, values, [order] * len(equation.outputs))
     for result in results:
         result.stays = any(v.stays and v.rank == len(order) for v in operands)
     return results
@@ -172,10 +166,8 @@ def _along(parameter: str) -> Rule:
 
     def rule(equation: Equation, operands: Sequence[Value]) -> list[Value]:
         order = _common(operands, operands[0].rank)
-        where = order.index(equation.params[parameter])
-        return _write(
-            equation, [v.within(order) for v in operands], [order] * len(equation.outputs), **{parameter: where}
-        )
+        changed = {parameter: order.index(equation.params[parameter])}
+        return _write(equation, [v.within(order) for v in operands], [order] * len(equation.outputs), **changed)
 
     return rule
 
@@ -287,12 +279,9 @@ def _gather(equation: Equation, operands: Sequence[Value]) -> list[Value] | None
     if how.operand_batching_dims or how.offset_dims != others or any(sizes[i] != x.shape[i] for i in others):
         return None
     now = x.order.index(axis)
-    moved = how._replace(
-        offset_dims=tuple(i for i in range(x.rank) if i != now), collapsed_slice_dims=(now,), start_index_map=(now,)
-    )
-    return _write(
-        equation, [x.best(), indices.plain()], [x.order], dimension_numbers=moved, slice_sizes=permuted(sizes, x.order)
-    )
+    rest, sizes = tuple(i for i in range(x.rank) if i != now), permuted(sizes, x.order)
+    moved = how._replace(offset_dims=rest, collapsed_slice_dims=(now,), start_index_map=(now,))
+    return _write(equation, [x.best(), indices.plain()], [x.order], dimension_numbers=moved, slice_sizes=sizes)
 
 
 def _product(equation: Equation, operands: Sequence[Value]) -> list[Value]:

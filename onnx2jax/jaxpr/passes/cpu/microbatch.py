@@ -56,8 +56,8 @@ def split_batch(program: Program) -> Program:
     if largest <= most:
         return program
     original, program = program, program.inlined()
-    split = _split(program, images, most)
-    read = {v for e in split.head for v in variables(e.inputs)}
+    head, between, tail = _split(program, images, most)
+    read = {v for e in head for v in variables(e.inputs)}
     if sum(nbytes(v) for v in program.inputs[: program.parameters] if v in read) > MICROBATCH_WEIGHTS:
         return original
     part = max((n for n in range(1, batch) if batch % n == 0 and largest // batch * n <= most), default=1)
@@ -65,10 +65,10 @@ def split_batch(program: Program) -> Program:
     def whole(*args: Any) -> list[Any]:
         values = {**program.constants, **dict(zip(program.inputs, args, strict=True))}
         pieces = [lax.reshape(v, (batch // part, part, *v.shape[1:])) for v in args[program.parameters :]]
-        body = _Microbatch(split, values, images, batch, part)
+        body = _Microbatch(head, between, values, images, batch, part)
         _, results = lax.scan(lambda none, xs: (none, body.results(xs)), None, pieces)
-        values |= {v: lax.reshape(r, v.aval.shape) for v, r in zip(split.between, results, strict=True)}
-        for equation in split.tail:
+        values |= {v: lax.reshape(r, v.aval.shape) for v, r in zip(between, results, strict=True)}
+        for equation in tail:
             with equation.named_scope:
                 values.update(zip(equation.outputs, equation.bind(values_of(equation.inputs, values)), strict=True))
         return values_of(program.outputs, values)
@@ -80,21 +80,15 @@ def split_batch(program: Program) -> Program:
     return looped.replace(hoisted=program.hoisted)
 
 
-class _Split(NamedTuple):
-    """A program in two: what runs on microbatches, and the rest, whose values are small.
+def _split(
+    program: Program, images: Sequence[Any], most: int
+) -> tuple[Sequence[Equation], Sequence[Any], Sequence[Equation]]:
+    """A program in two: after the last value of more than ``most`` bytes, where live values take no more than those.
 
-    Attributes:
-        head, tail: equations. Those of the head that do not read images are in the tail, too.
-        between: the head's results that the tail reads, or that are outputs of the program.
+    Returns:
+        The equations that run on microbatches; their results that the rest reads or that are outputs of the program;
+        the rest, with equations of the first part that read no images.
     """
-
-    head: Sequence[Equation]
-    between: Sequence[Any]
-    tail: Sequence[Equation]
-
-
-def _split(program: Program, images: Sequence[Any], most: int) -> _Split:
-    """Splits after the last value of more than ``most`` bytes, where the live values take no more than those."""
     equations = program.equations
     reached, last = set(images), dict.fromkeys(variables(program.outputs), len(equations))
     for i, equation in enumerate(equations):
@@ -111,25 +105,28 @@ def _split(program: Program, images: Sequence[Any], most: int) -> _Split:
             end = i + 1
             break
     apart = [e for e in equations[:end] if not reached & {*e.outputs}]
-    return _Split(equations[:end], [*live], [*apart, *equations[end:]])
+    return equations[:end], [*live], [*apart, *equations[end:]]
 
 
 class _Microbatch:
     """The program of one microbatch."""
 
-    def __init__(self, split: _Split, given: Mapping[Any, Any], images: Sequence[Any], batch: int, part: int) -> None:
-        self._split, self._given, self._images = split, given, images
+    def __init__(
+        self, head: Sequence[Equation], between: Sequence[Any], values: Mapping[Any, Any], images: Sequence[Any],
+        batch: int, part: int,
+    ) -> None:  # fmt: skip
+        self._head, self._between, self._values, self._images = head, between, values, images
         self.batch, self.part = batch, part
 
     def results(self, images: Sequence[Any]) -> list[Any]:
         """The head's results for these images."""
-        values, where = dict(self._given), dict[Any, Batched]()
+        values, where = dict(self._values), dict[Any, Batched]()
         for variable, value in zip(self._images, images, strict=True):
             values[variable], where[variable] = value, Batched(0)
-        self._evaluate(self._split.head, values, where)
-        if any(where.get(v) != Batched(0) for v in self._split.between):
+        self._evaluate(self._head, values, where)
+        if any(where.get(v) != Batched(0) for v in self._between):
             raise _Mixed
-        return [values[v] for v in self._split.between]
+        return [values[v] for v in self._between]
 
     def _evaluate(self, equations: Sequence[Equation], values: dict[Any, Any], where: dict[Any, Batched]) -> None:
         """Compute equations from the values so far, and the batch axes of their results."""

@@ -28,7 +28,7 @@ from ....ops.conv_rules import Problem, lowering
 from ....ops.window import Window, taps
 from ...axis_orders import Value, permuted
 from ...program import CALLS, Equation, Program, branch_for, is_platform_choice
-from .layout_assignment import ConvRules, Rule, channels_last, traced
+from .layout_assignment import Rule, channels_last, traced
 
 
 def _rule(equation: Equation, operands: Sequence[Value]) -> list[Value] | None:
@@ -114,8 +114,8 @@ def _apart(x: Any, window: Window, stretch: tuple[int, ...]) -> Any:
 
 def assign_layouts(program: Program) -> Program:
     """A training step, channels last; what is computed of its state element by element keeps the state's layout."""
-    rules = ConvRules(_chosen, _can_lower, branch_for("cpu") if _hides_choice(program) else _branch)
-    return channels_last(program, rules, stays=program.parameters)
+    branch = branch_for("cpu") if _hides_choice(program) else _branch
+    return channels_last(program, _chosen, _can_lower, branch, stays=program.parameters)
 
 
 def _chosen(convolutions: Sequence[Equation]) -> Rule | None:
