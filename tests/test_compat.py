@@ -47,9 +47,7 @@ def trace_context(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     """``compat.trace_context`` with JAX's own key and with the fallback."""
     if request.param == "public":
         monkeypatch.delattr("jax._src.config.trace_context")
-    config._trace_context.cache_clear()
-    yield compat.trace_context
-    config._trace_context.cache_clear()
+    return config._trace_context()
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -64,15 +63,6 @@ def process_options() -> str:
     return repr([(n, options[n]) for n in sorted(options) if not _OF_THE_PROCESS.search(n)])
 
 
-def trace_context() -> Hashable:
-    """Everything in JAX's configuration, scopes included, that decides what is traced and compiled.
-
-    For the keys of caches in memory: JAX's own key of its trace caches, and the options that it leaves out.
-    """
-    return _trace_context()()
-
-
-@functools.cache
 def _trace_context() -> Callable[[], Hashable]:
     """JAX's functions, which are private; without them the public options, which are slower, and the mesh."""
     try:
@@ -87,6 +77,13 @@ def _trace_context() -> Callable[[], Hashable]:
         return key
     except (ImportError, AttributeError, TypeError):
         return lambda: (_options(jax.config), jax.config.jax_enable_x64, context_mesh())  # type: ignore[attr-defined]
+
+
+trace_context: Final = _trace_context()
+"""Everything in JAX's configuration, scopes included, that decides what is traced and compiled.
+
+For the keys of caches in memory: JAX's own key of its trace caches, and the options that it leaves out.
+"""
 
 
 def checks_values() -> bool:

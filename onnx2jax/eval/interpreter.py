@@ -34,8 +34,8 @@ from .autodiff_tape import Derivation, Derivatives, Frame, Tape
 from .layers import Rolling
 from .node_errors import NoKey, forward_only, needs_known, node_error, operands, warn
 from .settings import Settings as Settings
+from .sibling_fusion import fused, once_of
 from .static_operands import static_operands
-from .together import joined, once_of
 from .values import to_host
 
 Scope = MutableMapping[str, Any]
@@ -167,7 +167,12 @@ def evaluate(graph: Graph, inputs: Mapping[str, Any], context: Context, outer: S
     own = initial_scope(graph, inputs, context)
     scope: Scope = own if outer is None else ChainMap(own, outer)
     context = context.within(graph)
-    run_nodes(_nodes(graph, context), scope, context)
+    settings, nodes = context.settings, graph.nodes
+    if context.layers is not None:
+        nodes = context.layers.nodes(graph)
+    elif context.host is None and context.derivation.tape is None and settings.optimize and settings.place is None:
+        nodes = fused(graph)
+    run_nodes(nodes, scope, context)
     return tuple(scope[v.name] for v in graph.outputs)
 
 
@@ -193,15 +198,6 @@ def run_nodes(nodes: Iterable[Node], scope: Scope, context: Context, run: Run | 
                 debug.emit(f"{'host' if context.host else 'trace'} {node}; {operands(node, values)}")
             results = run(node, scope, context)
             scope.update((name, value) for name, value in zip(node.outputs, results, strict=False) if name)
-
-
-def _nodes(graph: Graph, context: Context) -> tuple[Node, ...]:
-    """The nodes of a graph as they are evaluated, with one node in the place of several where that costs less."""
-    if context.layers is not None:
-        return context.layers.nodes(graph)
-    settings = context.settings
-    plain = context.host is None and context.derivation.tape is None and settings.optimize and settings.place is None
-    return joined(graph) if plain else graph.nodes
 
 
 def run_node(node: Node, scope: Scope, context: Context) -> Sequence[Any]:
@@ -236,7 +232,7 @@ def _call(node: Node, values: list[Any], scope: Scope, context: Context) -> Any:
         results = _call_function(node, values, scope, context)
         return results if node.casts is None else node.casts.results(results)
     assert node.target is not None and node.target.function is not None
-    attributes = _attributes(node, scope, context)
+    attributes = node.attributes if node.is_plain else _attributes(node, scope, context)
     node.target.check_choices(attributes)
     if node.target.static and not all(type(v) is np.ndarray for v in values):
         traces = context.caller_traces
@@ -267,13 +263,16 @@ def _is_uniform(value: Any) -> bool:
 
 def checked_results(node: Node, values: Sequence[Any], returned: Any) -> list[Any]:
     """The results of a node, which are as many as it names, and arrays that can be."""
-    results = [np.asarray(r) if isinstance(r, np.generic) else r for r in _several(returned)]
+    several = returned if isinstance(returned, tuple) else (returned,)
+    results = [np.asarray(r) if isinstance(r, np.generic) else r for r in several]
     for result in results:
         if type(result) is np.ndarray and result.nbytes <= LARGEST_ARRAY:
             continue
-        if any(type(d) is int and d < 0 for d in getattr(result, "shape", ())):
+        shape = getattr(result, "shape", ())
+        if any(type(d) is int and d < 0 for d in shape):
             raise OperatorError(f"{node} would make an array of shape {result.shape}\n{operands(node, values)}")
-        if _bytes(result) > LARGEST_ARRAY:
+        is_sized = shape and all(type(d) is int for d in shape)  # unlike an array of symbolic extents
+        if is_sized and math.prod(filter(None, shape)) * result.dtype.itemsize > LARGEST_ARRAY:
             try:
                 in_programs = LARGEST_TRACED * jax.process_count()
                 check_room(result.shape, result.dtype, LARGEST_ARRAY if is_known(result) else in_programs)
@@ -286,20 +285,8 @@ def checked_results(node: Node, values: Sequence[Any], returned: Any) -> list[An
     return results
 
 
-def _several(returned: Any) -> tuple[Any, ...]:
-    return returned if isinstance(returned, tuple) else (returned,)
-
-
-def _bytes(value: Any) -> int:
-    """What an array takes in memory, without its extents of 0; 0 for other values and for symbolic extents."""
-    shape = getattr(value, "shape", ())
-    return math.prod(filter(None, shape)) * value.dtype.itemsize if shape and all(type(d) is int for d in shape) else 0
-
-
 def _attributes(node: Node, scope: Scope, context: Context) -> Mapping[str, Any]:
     """The node's attributes, with graphs as callables."""
-    if node.is_plain:
-        return node.attributes
     closed = partial(Closure, scope=scope, context=context)
     return {name: with_graphs(value, closed) for name, value in actual_attributes(node, context.call).items()}
 

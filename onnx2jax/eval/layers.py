@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal
 
 import jax
 import numpy as np
@@ -46,11 +46,6 @@ class Rolling:
     unrolled: dict[str, str] = field(default_factory=dict)
     _nodes: dict[Graph, tuple[Node, ...]] = field(default_factory=dict, repr=False)
     _found: dict[Graph, list[ir.Layers]] = field(default_factory=dict, repr=False)
-
-    @classmethod
-    def of(cls, how: How) -> Self | None:
-        """None if layers stay as they are."""
-        return cls(how) if how else None
 
     def nodes(self, graph: Graph) -> tuple[Node, ...]:
         """The nodes of a graph, with one node in the place of each run of layers."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections.abc import Iterable, Sequence
@@ -15,8 +16,9 @@ import numpy as np
 
 from .. import compat
 from ..errors import DeviationWarning, KnownValueError, OnnxError, OperatorError, RandomKeyError, UnsupportedError
-from ..ir.graph import Function, Node
+from ..ir.graph import Function, Graph, Node
 from ..ir.signatures import type_mismatch, type_of_array
+from ..limits import LARGEST_ARRAY
 from ..ops.arrays import is_known, is_string, is_traced
 from ..ops.registry import PADDED, Operator, resolve
 from ..proto.types import ValueInfo
@@ -104,6 +106,23 @@ def refuse_special_values(outputs: Sequence[ValueInfo], results: Sequence[Any]) 
             raise FloatingPointError(
                 f"invalid value ({what}) in output {output.name!r}; to find its node, look at model.values(...)"
             )
+
+
+def refuse_outputs_beyond_memory(graph: Graph, results: Iterable[Any]) -> None:
+    """Raise OperatorError if the results of a program on a CPU take more than LARGEST_ARRAY bytes for each process.
+
+    An array inside a program may be larger, because XLA fuses it into its reader; an output is in memory as it is.
+    Without the refusal the system ends the process.
+    """
+    arrays = (v for v in jax.tree.leaves(list(results)) if hasattr(v, "dtype"))
+    sizes = [n * v.dtype.itemsize for v in arrays if isinstance(n := math.prod(v.shape), int)]  # not of jax.export
+    limit = LARGEST_ARRAY * jax.process_count()
+    if (needed := sum(sizes)) > limit and jax.default_backend() == "cpu":
+        raise OperatorError(
+            f"the {len(sizes)} outputs of {graph.name!r} take {needed:.1e} bytes together, and there are {limit:.1e} "
+            "bytes of memory: choose smaller extents (--dim name=size, dims={name: size}, or inputs), or "
+            "fewer outputs, convert(..., outputs=[...])"
+        )
 
 
 def _misfit(node: Node, values: Sequence[Any], e: Exception) -> str:

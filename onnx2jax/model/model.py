@@ -435,16 +435,16 @@ class Model(Views, Exports):
         runtime, spec = self._runtime, self.spec
         if runtime.unchecked:
             return self._applied(values, runtime.unchecked, rng, x32)
-        if (evaluated := runtime.evaluated(signature, values, as_numpy)) is not None:
-            return evaluated
-        padded, extents = buckets.pad(self.inputs, values, spec.bucket)
-        with buckets.blaming_padding(extents), self._naming_nodes(padded, rng):
+        if runtime.background is not None and (early := runtime.evaluated(signature, values, as_numpy)) is not None:
+            return early
+        padded, extents = buckets.pad(self.inputs, values, spec.bucket) if spec.bucket else (values, {})
+        with buckets.blaming_padding(extents) if extents else nullcontext(), self._naming_nodes(padded, rng):
             outcome = runtime.run(runtime.program, padded, rng, x32, as_numpy)
         if spec.max_size:
             from .changes.max_size import check_counts
 
             check_counts(outcome.outputs, spec.max_size)
-        results = buckets.unpad(self.outputs, outcome.outputs, extents)
+        results = buckets.unpad(self.outputs, outcome.outputs, extents) if extents else outcome.outputs
         if extents and not self.graph.draws and not is_traced(results):  # random numbers depend on the shape
             runtime.verify_padding(values, padded, results, extents, x32)
         compilations, traced = runtime.program.compilations, is_traced(values)

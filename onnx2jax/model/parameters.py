@@ -20,7 +20,6 @@ from jax import export
 from jax.tree_util import DictKey
 
 from ..errors import InputTypeError, UnsupportedError
-from ..ir import analysis
 from ..ir.graph import read_constants
 from ..proto.types import TensorType
 from .calls.arguments import as_param
@@ -124,7 +123,7 @@ class Parameters:
         spec, changes, unchecked = self.spec, self.spec.changes, {} if runtime is None else runtime.unchecked
         known = runtime.params.on_host() if runtime is not None and "params" in vars(runtime) else {}
         own = {n: v for n, v in known.items() if n not in changes}
-        held = analysis.parameters(spec.graph) | dict(changes)
+        held = {**spec.parameters, **changes}
         converted = {
             n: own[n] if n in own else immutable(spec.as_stored(n, held[n])) for n in spec.converted - unchecked.keys()
         }

@@ -18,7 +18,6 @@ from ..errors import RecompilationWarning
 from ..eval.interpreter import Context
 from ..eval.node_errors import refuse_special_values
 from ..eval.values import are_maps, to_device, to_host
-from ..ir import analysis
 from ..ir.graph import Graph
 from ..ops.arrays import is_traced
 from ..proto.mapped import LAZY_BYTES, load
@@ -76,7 +75,7 @@ class Runtime:
     @property
     def _values(self) -> dict[str, Any]:
         """The values of parameters, in memory or mapped from their files."""
-        values = analysis.parameters(self.spec.graph) | dict(self.spec.changes)
+        values = {**self.spec.parameters, **self.spec.changes}
         return {n: v for n, v in values.items() if n not in self.unchecked}
 
     @cached_property
@@ -84,7 +83,8 @@ class Runtime:
         """The parameters on their devices, except scalars, which are compiled in."""
         values, stored, as_stored = self._values, self.spec.stored, self.spec.as_stored
         types = {n: jax.ShapeDtypeStruct(np.shape(v), stored[n].dtype) for n, v in values.items() if np.size(v) != 1}
-        return DeviceParams(types, values.__getitem__, lambda n, v: self.put({n: as_stored(n, v)})[n])
+        placement = self.spec.placement
+        return DeviceParams(types, values.__getitem__, lambda n, v: put(placement, {n: as_stored(n, v)})[n])
 
     @cached_property
     def constants(self) -> Constants:
@@ -97,17 +97,14 @@ class Runtime:
     def _scalars(self) -> dict[str, Any]:
         """The scalar parameters on their devices."""
         with compat.enable_x64(), compat.outside():
-            return self.put({n: v for n, v in self.constants.params.items() if n in self.spec.types})
+            held = {n: v for n, v in self.constants.params.items() if n in self.spec.types}
+            return put(self.spec.placement, held)
 
     def arguments(self, names: Iterable[str]) -> dict[str, Any]:
         """Parameters as arguments of a program, by name: arrays on their devices, made once, or ``unchecked``."""
         every = ChainMap(dict(self.unchecked), self._scalars)
         with compat.enable_x64():
             return {n: every[n] if n in every else self.params[n] for n in names}
-
-    def put(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Parameters on their devices; on a CPU, ``device_put`` shares the memory of NumPy arrays."""
-        return put(self.spec.placement, params)
 
     @property
     def specialised(self) -> set[str]:
@@ -145,14 +142,14 @@ class Runtime:
             return bound.call(given)
         except (RuntimeError, ValueError):
             for name, value in zip(key.inputs if key else (), given, strict=False):
-                check_readable(f"input {name!r}", value)
+                check_readable(value, "input", repr(name))
             self._check_params()
             raise
 
     def _check_params(self) -> None:
         """Raise InputTypeError if a parameter was donated or deleted, as the leaf of a pytree."""
         for name, value in self.params.placed().items():
-            check_readable(f"parameter {name!r}", value)
+            check_readable(value, "parameter", repr(name))
 
     def bind(
         self, key: Signature | None, arguments: Sequence[Any], values: Mapping[str, Any], bound: BoundCall | None
@@ -277,7 +274,7 @@ class Runtime:
 
 
 def put(placement: Placement | None, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters on their devices, those of 64 bits too, whoever reads them first."""
+    """Parameters on their devices, those of 64 bits too; on a CPU, ``device_put`` shares the memory of NumPy arrays."""
     with compat.enable_x64():
         if placement is not None:
             return placement.put_params(params)

@@ -77,9 +77,8 @@ class Spec:
 
     def __post_init__(self) -> None:
         if not self.types:
-            stored = analysis.parameters(self.graph)
-            read_constants(self.graph, stored)
-            types = {n: TensorType(v.dtype, v.shape) for n, v in stored.items()}
+            read_constants(self.graph, self.parameters)
+            types = {n: TensorType(v.dtype, v.shape) for n, v in self.parameters.items()}
             object.__setattr__(self, "types", types)
         for f in fields(self):
             if isinstance(value := getattr(self, f.name), dict):
@@ -154,6 +153,11 @@ class Spec:
         declared = {} if self.groups else declared
         inputs = tuple(declared.get(v.name, v) for v in graph.inputs if v.name not in weights)
         return Imported(replace(graph, inputs=inputs), self.opsets, self.metadata, ir_version=4)
+
+    @cached_property
+    def parameters(self) -> Mapping[str, np.ndarray]:
+        """The file's values of the parameters, in memory or mapped."""
+        return analysis.parameters(self.graph)
 
     @cached_property
     def stored(self) -> Mapping[str, TensorType]:

@@ -76,7 +76,7 @@ class Traits(TypedDict, total=False):
         broadcasts: its inputs broadcast against each other, so their shards must be on the same devices (rule DV-16).
         unsharded: ONNX defines no sharding of it (rule DV-18).
         labels: the attribute of integer class labels of a classifier; its first output are labels, and
-            ``classlabels_strings`` stands for strings. See runtime/class_labels.py.
+            ``classlabels_strings`` stands for strings. See runtime/string_codes.py.
         strings: the attribute of strings that its first input is compared with. See runtime/string_codes.py.
         moves: it moves elements of its first inputs, whatever their type, and computes nothing.
         merges: "sums" or "products" if XLA merges its constants with those of a neighbour that says the same. See

@@ -5,7 +5,7 @@
   ``program_cache`` has programs on disk, ``params`` the parameters on their devices.
 - ``dispatch`` has ``Signature``, the one key from a call to its compiled program.
 - ``numpy_executor`` and ``inline_dispatch`` run tiny and short programs for callers who want NumPy arrays.
-- ``mesh_mode`` and ``multi_device_jit`` call programs over several devices.
+- ``jitted`` and ``multi_device_jit`` call programs over several devices.
 
 The runtime knows no operator by name.
 """

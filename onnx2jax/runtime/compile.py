@@ -19,6 +19,7 @@ from .. import compat, progress
 from ..errors import KnownValueError, RecompilationWarning
 from ..eval.interpreter import ConstantOutput, Context, Settings, evaluate, with_constants
 from ..eval.layers import Rolling
+from ..eval.node_errors import refuse_outputs_beyond_memory
 from ..eval.values import computed, is_jax, to_device, unaliased, without_arrays
 from ..ir.fingerprint import fingerprint
 from ..ir.graph import Graph
@@ -29,9 +30,7 @@ from ..ops.arrays import is_traced
 from ..proto.immutable import owned
 from .dispatch import BoundCall, Callee, Constants, Signature, signature
 from .executable import Executable
-from .jitted import Jitted
-from .mesh_mode import call_serially, in_auto_axes
-from .output_sizes import refuse_outputs_beyond_memory
+from .jitted import Jitted, call_serially, in_auto_axes
 from .params import DeviceParams, device_of, is_cpu
 from .persistent_jit import PersistentJit
 from .program_cache import Store
@@ -66,7 +65,7 @@ class Subprogram:
         self.graph, self.settings = graph, settings
         self._compiling = f"compiling {graph.name!r}{f', program {place}' if place else ''}"
         self.specialisation = Specialisation(graph, chosen)
-        self.layers = Rolling.of(settings.scan_layers)
+        self.layers = Rolling(settings.scan_layers) if settings.scan_layers else None
         self.executables: dict[Signature, Executable | Sections] = {}
         self.compiles, self.seconds = 0, 0.0
         self._jitted = Jitted(self._jit)
@@ -318,7 +317,7 @@ class Subprogram:
                 self.graph.outputs, evaluate(self.graph, {**values, **_copies(key.inputs)}, context), strict=True
             ):
                 value = computed(value, self._types.get(declared.name))
-                result = ConstantOutput(_read_only(value)) if _is_constant(value) else to_device(value)
+                result = ConstantOutput(owned(value)) if _is_constant(value) else to_device(value)
                 if not isinstance(result, ConstantOutput) and not is_jax(result):
                     producers = [node for node in self.graph.nodes if declared.name in node.outputs]
                     raise NeedsHost(producers, f"{declared.name!r} holds {without_arrays(value)}")
@@ -349,11 +348,6 @@ def _copies(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def _is_constant(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.size <= LARGEST_CONSTANT and not value.dtype.hasobject
-
-
-def _read_only(value: np.ndarray) -> np.ndarray:
-    """An array that a caller who receives it cannot write."""
-    return owned(value)
 
 
 def _stand_in(aval: Any) -> np.ndarray:

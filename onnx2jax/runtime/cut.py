@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator
+from typing import Any, Final
 
 from ..ir.graph import Graph, Node, descendants
 from ..limits import MOST_COMPILED, MOST_FUSED
 from ..ops.registry import Operator
-from .host_plan import COMPILED, DOMAIN
+
+DOMAIN: Final = "onnx2jax.runtime"
+COMPILED: Final = Operator(*(DOMAIN, "Compiled", 1, lambda *, body: body.compiled()), attributes=frozenset({"body"}))
+"""The target of a node that stands for a partition: its graph as one program."""
+
+
+def body_of(node: Node) -> Graph | None:
+    """The partition that a node stands for; None for a host node."""
+    body: Any = node.attributes["body"] if node.target is COMPILED else None
+    return body
 
 
 def is_heavy(node: Node) -> bool:
@@ -27,7 +37,7 @@ def partitioned(graph: Graph, host: Collection[Node], *, light_on_host: bool = F
         light_on_host: keep a graph without heavy nodes on the host altogether. Also done when something must.
         bounded: end partitions after so many nodes that XLA's time would grow faster than theirs.
     """
-    groups = _groups(graph, host, light_on_host)
+    groups = _groups(graph, host, light_on_host) if host or light_on_host else [(False, [*graph.nodes])]
     if bounded:
         given = {v.name for v in graph.inputs}.difference(graph.initializers) | graph.captures
         varying = {*descendants(graph.nodes, given)}

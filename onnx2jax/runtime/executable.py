@@ -241,10 +241,6 @@ def unless_configured(compiled: Callable[..., Any], otherwise: Callable[..., Any
     return call
 
 
-def _is_weak(value: Any) -> bool:
-    """Whether a value is weakly typed; random keys and NumPy arrays are not."""
-    return getattr(value, "weak_type", False)
-
-
 def _as_type(value: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=_is_weak(value))
+    weak = getattr(value, "weak_type", False)  # random keys and NumPy arrays have none
+    return jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=weak)

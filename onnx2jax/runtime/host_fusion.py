@@ -22,7 +22,8 @@ from ..ir.graph import Graph, Node
 from ..jaxpr.pipeline import HOST_PASS, guarded
 from ..ops.registry import Operator
 from ..proto.types import ValueInfo
-from .host_plan import Step, body_of, typed_step
+from .cut import body_of
+from .host_plan import Step, typed_step
 from .numpy_executor import numpy_program
 
 FEW_CALLS: Final = 4

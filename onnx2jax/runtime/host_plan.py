@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -22,19 +22,10 @@ from ..ir.graph import Graph, Node
 from ..limits import LARGEST_ARRAY, LARGEST_CONSTANT
 from ..ops.registry import Operator
 from ..proto.immutable import owned
-
-DOMAIN: Final = "onnx2jax.runtime"
-COMPILED: Final = Operator(*(DOMAIN, "Compiled", 1, lambda *, body: body.compiled()), attributes=frozenset({"body"}))
-"""The target of a node that stands for a partition: its graph as one program."""
+from .cut import body_of
 
 Step = Callable[[Scope, Host], None]
 """Runs a node and stores its outputs in the scope."""
-
-
-def body_of(node: Node) -> Graph | None:
-    """The partition that a node stands for; None for a host node."""
-    body: Any = node.attributes["body"] if node.target is COMPILED else None
-    return body
 
 
 def host_steps(graph: Graph, context: Context) -> dict[Node, Step] | None:
@@ -70,7 +61,7 @@ def precomputed(
                 step(scope, host)
                 made = {n: scope[n] for n in node.outputs if n}
                 if all(type(v) is np.ndarray and v.size <= LARGEST_CONSTANT for v in made.values()):
-                    same.update((n, _read_only(v)) for n, v in made.items())
+                    same.update((n, owned(v)) for n, v in made.items())
                     continue
             left.append((node, step))
     return same, left
@@ -84,11 +75,6 @@ def _is_precomputable(node: Node, same: Any, inputs: Mapping[str, Any]) -> bool:
     parameters = map(node.target.parameter, range(len(node.inputs)))
     pairs = zip(node.inputs, parameters, strict=True)
     return all(not n or n in same or (p in shaped and hasattr(inputs.get(n), "shape")) for n, p in pairs)
-
-
-def _read_only(value: np.ndarray) -> np.ndarray:
-    """An array that a caller who receives it cannot write."""
-    return owned(value)
 
 
 def _step(node: Node, context: Context) -> Step:

@@ -158,9 +158,10 @@ def _is_known(equation: Equation) -> bool:
     variables = (*equation.inputs, *equation.outputs)
     if len(equation.outputs) != 1 or equation.has_effects:
         return False
-    if any(_type(v) not in _TYPES or 0 in v.aval.shape for v in variables):
+    types = [getattr(v.aval, "dtype", None) for v in variables]  # None of what is no array
+    if not _TYPES.issuperset(types) or any(0 in v.aval.shape for v in variables):
         return False
-    floating = np.issubdtype(_type(variables[0]), np.floating)
+    floating = np.issubdtype(types[0], np.floating)
     if name == "dot_general":
         (left, right), batch = params["dimension_numbers"]
         a, b = (v.aval for v in equation.inputs)
@@ -175,11 +176,6 @@ def _is_known(equation: Equation) -> bool:
     if name == "integer_pow":
         return floating and params["y"] in (2, 3)
     return can_evaluate(equation)
-
-
-def _type(variable: Any) -> Any:
-    """Its element type; None for what is no array."""
-    return getattr(variable.aval, "dtype", None)
 
 
 def _function(equation: Equation, narrow: bool) -> Callable[..., Any]:

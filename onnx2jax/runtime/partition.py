@@ -26,15 +26,14 @@ from ..ops.arrays import is_traced
 from ..ops.registry import PADDED, resolve
 from ..proto.dtypes import FLOAT6
 from ..proto.types import ValueInfo
-from .class_labels import with_label_lookups
 from .compile import Outcome, Subprogram
 from .compile_ahead import compile_ahead
-from .cut import is_heavy, partitioned
+from .cut import body_of, is_heavy, partitioned
 from .dispatch import BoundCall, Constants, is_wide, with_x64
 from .host_fusion import FEW_CALLS, fused
-from .host_plan import Step, body_of, host_steps, precomputed, typed_step
+from .host_plan import Step, host_steps, precomputed, typed_step
 from .specialise import NeedsHost, is_small
-from .string_codes import with_string_codes
+from .string_codes import with_label_lookups, with_string_codes
 
 
 class Program:
@@ -244,13 +243,10 @@ class Program:
         if graph not in self._compiled:
             # A caller chooses shapes and counts among the inputs; a loop's counter is no choice.
             chosen = () if self.inner else [v.name for v in self.graph.inputs]
-            self._compiled.setdefault(graph, Subprogram(graph, self.settings, chosen=chosen, place=self._place(graph)))
+            graphs = [body for body, _ in self.stages() if body is not None]
+            place = f"{graphs.index(graph) + 1} of {len(graphs)}" if graph in graphs and len(graphs) > 1 else ""
+            self._compiled.setdefault(graph, Subprogram(graph, self.settings, chosen=chosen, place=place))
         return self._compiled[graph]
-
-    def _place(self, graph: Graph) -> str:
-        """Which of the compiled partitions a graph is: "2 of 3"; empty for a single one."""
-        graphs = [body for body, _ in self.stages() if body is not None]
-        return f"{graphs.index(graph) + 1} of {len(graphs)}" if graph in graphs and len(graphs) > 1 else ""
 
     def _everything(self) -> Iterator[Subprogram]:
         yield from (*self._compiled.values(), *self._loops.values())

@@ -6,18 +6,23 @@ after:    text -> StringCodes    (on the host)
 
 Strings exist on the host alone. One look-up of each string, however many encoders compare it, leaves the rest of the
 graph to one compiled program.
+
+A classifier with string labels, likewise, becomes one that numbers its classes and a look-up of their labels: it is
+compiled, traced and differentiated like any other node, and where nothing reads the labels, as in a cut to the scores,
+the look-up is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ..ir.graph import Graph, Node, descendants
+from ..ir.graph import Graph, Node, ancestors, descendants
 from ..ops.arrays import needs_known
+from ..ops.ml.scores import labels_of
 from ..ops.registry import Operator
 from ..proto.names import unused_name
 from ..proto.types import TensorType
@@ -26,6 +31,8 @@ from ..proto.types import TensorType
 def with_string_codes(graph: Graph) -> Graph:
     """The graph with codes for the string inputs that only reach encoders; itself where there is none."""
     texts = {v.name for v in graph.inputs if isinstance(v.type, TensorType) and v.type.dtype == object}
+    if not texts:
+        return graph
     coded = _coded(graph, texts)
     encoders = [n for n in graph.nodes if coded.intersection(n.inputs) and _compares(n)]
     if not encoders:
@@ -97,3 +104,43 @@ def _string_codes(X: Any, *, codes: Mapping[str, int]) -> np.ndarray:
 
 
 STRING_CODES = Operator("onnx2jax.runtime", "StringCodes", 1, _string_codes, ("X",), attributes=frozenset({"codes"}))
+
+
+def with_label_lookups(graph: Graph) -> Graph:
+    """The graph with the look-up of string labels apart from each classifier; itself where there is none."""
+    if not any(map(_has_string_labels, graph.nodes)):
+        return graph
+    nodes = (part for node in graph.nodes for part in _parts(node, graph.defines))
+    return replace(graph, nodes=tuple(ancestors(tuple(nodes), [v.name for v in graph.outputs])))
+
+
+def _has_string_labels(node: Node) -> bool:
+    operator = node.target
+    if not isinstance(operator, Operator) or not operator.labels or not node.is_plain or not node.outputs[0]:
+        return False
+    return bool(node.attributes.get("classlabels_strings")) and not node.attributes.get(operator.labels)
+
+
+def _parts(node: Node, taken: Collection[str]) -> Iterator[Node]:
+    if not _has_string_labels(node):
+        yield node
+        return
+    operator: Any = node.target
+    strings = node.attributes["classlabels_strings"]
+    label, *rest = node.outputs
+    number = f"{label} (class number)"
+    while number in taken:
+        number += "'"
+    others = {n: v for n, v in node.attributes.items() if n != "classlabels_strings"}
+    yield replace(node, attributes={**others, operator.labels: tuple(range(len(strings)))}, outputs=(number, *rest))
+    attributes = {"strings": np.array(strings, object)}
+    # The operator's name stays, for messages.
+    yield replace(node, attributes=attributes, inputs=(number,), outputs=(label,), target=LOOK_UP, casts=None)
+
+
+def _look_up(number: Any, *, strings: np.ndarray) -> np.ndarray:
+    labels: np.ndarray = labels_of(strings, number)
+    return labels
+
+
+LOOK_UP = Operator("onnx2jax.runtime", "ClassLabels", 1, _look_up, ("number",), attributes=frozenset({"strings"}))

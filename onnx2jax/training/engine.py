@@ -21,8 +21,7 @@ from ..model.calls import arguments
 from ..ops.arrays import is_traced
 from ..proto.mapped import load
 from ..runtime.dispatch import snapshot
-from ..runtime.jitted import Jitted
-from ..runtime.mesh_mode import call_serially, in_auto_axes
+from ..runtime.jitted import Jitted, call_serially, in_auto_axes
 from ..runtime.params import device_of, is_cpu
 from ..runtime.persistent_jit import PersistentJit
 from ..runtime.program_cache import Store

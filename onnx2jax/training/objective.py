@@ -69,7 +69,7 @@ class Objective:
 
     @cached_property
     def _layers(self) -> Rolling | None:
-        return Rolling.of(self.settings.scan_layers)
+        return Rolling(how) if (how := self.settings.scan_layers) else None
 
     @cached_property
     def _jitted_loss(self) -> Any:

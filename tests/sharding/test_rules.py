@@ -19,7 +19,7 @@ from onnx import TensorProto, helper
 
 import onnx2jax
 from onnx2jax.errors import ShardingError
-from onnx2jax.runtime import mesh_mode
+from onnx2jax.runtime import jitted
 from onnx2jax.sharding.plans import by_rules
 from onnx2jax.sharding.rules import bytes_per_device
 from tests.support.helpers import ROOT, mesh
@@ -208,7 +208,7 @@ with ThreadPoolExecutor() as threads:
 @pytest.mark.usefixtures("standard_promotion")  # optax
 def test_calls_on_cpu_devices_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     turns = mock.MagicMock()
-    monkeypatch.setattr(mesh_mode, "_turn", turns)
+    monkeypatch.setattr(jitted, "_turn", turns)
     over: Any = {"mesh": mesh(data=2)}
     batch, source = {"x": X}, onnx2jax.convert(mlp(), **over)
     tuned = onnx2jax.finetune(source, lambda y, _: (y**2).mean(), optax.sgd(0.1))

@@ -37,8 +37,8 @@ walking and tables of ai.onnx.ml, 18.2 before the lowering of convolutions for C
 19.2 before attention by blocks, scatters of rows and other forms for accelerators, loops with counted trips, and slices
 from traced starts, 19.7 before NaN stayed out of what does not read it, and shapes of operands had a table, and 20.1
 before edge values were compared with both references, and XLA no longer folded known indices while it compiles, and
-20.2 before an index said which module defines an operator, so that others are not imported; 20.5 before modules that are
-read together became one."""
+20.2 before an index said which module defines an operator, so that others are not imported; 20.5 before modules read
+together became one."""
 
 IGNORED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 GENERATED: Final = frozenset({"ops.index"})

@@ -171,7 +171,7 @@ def _checked(
         numbers = [item.dtype.type(v) if np.ndim(v) == 0 else v for v in value.values()]
         return dict(zip(keys, numbers, strict=True))
     if not isinstance(kind, TensorType):
-        check_readable(f"input {declared}", value)
+        check_readable(value, "input", declared)
         if kind is None and (plain := [v for v in _leaves(value) if not hasattr(v, "dtype")]):
             raise InputTypeError(
                 f"input {declared} is given {type(plain[0]).__name__} ({plain[0]!r:.60}), and the model declares no "
@@ -192,25 +192,28 @@ def _leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-def check_readable(what: str, value: Any) -> None:
-    """Raise if an array is masked, or its buffer was donated or deleted.
+def check_readable(value: Any, *what: Any) -> None:
+    """Raise if an array is masked, or its buffer was donated or deleted; the message names ``what``.
 
     Raises:
         InputTypeError: naming it and the fix.
     """
     if isinstance(value, np.ma.MaskedArray):
-        raise InputTypeError(f"{what} is a masked array, whose mask would be ignored; give array.filled(value)")
-    if isinstance(value, jax.Array) and not is_traced(value) and value.is_deleted():
-        raise InputTypeError(
-            f"{what} is a deleted array: its buffer was donated (jax.jit(..., donate_argnums=...)) or deleted. Keep a "
-            "copy before it is donated: jnp.copy(array)"
+        problem = "a masked array, whose mask would be ignored; give array.filled(value)"
+    elif isinstance(value, jax.Array) and not is_traced(value) and value.is_deleted():
+        problem = (
+            "a deleted array: its buffer was donated (jax.jit(..., donate_argnums=...)) or deleted. Keep a copy before "
+            "it is donated: jnp.copy(array)"
         )
+    else:
+        return
+    raise InputTypeError(f"{' '.join(map(str, what))} is {problem}")
 
 
 def _as_array(declared: ValueInfo, kind: TensorType, value: Any) -> Any:
     if value is None:
         raise InputTypeError(f"input {declared} takes an array, not None")
-    check_readable(f"input {declared}", value)
+    check_readable(value, "input", declared)
     if is_key(value):
         raise InputTypeError(f"input {declared} is given a random key; pass it by name: model(..., rng=key)")
     if isinstance(value, jax.Array):

@@ -41,7 +41,7 @@ def pad(
 
     An extent beyond the largest size is not padded; if an input is traced, none is.
     """
-    if not bucket or is_traced(values):
+    if is_traced(values):
         return values, {}
     extents: dict[str, int] = {}
     padded = dict(values)
@@ -63,12 +63,10 @@ def pad(
 
 @contextmanager
 def blaming_padding(extents: Mapping[str, int]) -> Iterator[None]:
-    """Raises operator errors as BucketError if inputs are padded."""
+    """Raises operator errors as BucketError: inputs are padded."""
     try:
         yield
     except OperatorError as e:
-        if not extents:
-            raise
         raise BucketError(
             f"{e}\nbucket= pads {_quoted(extents)}: remove from bucket= the variables that the model does not mask"
         ) from e
@@ -79,9 +77,6 @@ def unpad(outputs: Sequence[ValueInfo], results: tuple[Any, ...], extents: Mappi
 
     NumPy slices: JAX would compile a slice for each extent.
     """
-    if not extents:
-        return results
-
     ends = [[extents.get(d) if isinstance(d, str) else None for d in v.shape or ()] for v in outputs]
     pairs = zip(results, ends, strict=True)
     return tuple((r if is_traced(r) else np.asarray(to_host(r)))[tuple(map(slice, e))] for r, e in pairs)

@@ -197,7 +197,7 @@ def _assign(opened: Opened, values: Mapping[str, Any]) -> None:
 
 
 def _checked(name: str, value: Any, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
-    check_readable(f"params[{name!r}]", value)
+    check_readable(value, f"params[{name!r}]")
     array = np.asarray(to_host(value))
     if isinstance(value, jax.Array):
         array = widened(array, dtype)

@@ -10,10 +10,10 @@ import pytest
 
 import onnx2jax
 from onnx2jax.errors import InputTypeError, OperatorError
+from onnx2jax.eval import node_errors
 from onnx2jax.model.reports.samples import MOST, MOST_STRINGS, random_values
 from onnx2jax.ops import arrays
 from onnx2jax.proto.types import TensorType, ValueInfo
-from onnx2jax.runtime import output_sizes
 from tests.support.models import text_model
 
 
@@ -58,7 +58,7 @@ def test_long_ranges_and_windows_are_those_of_numpy(monkeypatch: pytest.MonkeyPa
 def test_outputs_beyond_the_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each fits; together they would end the process. Your own jit may reduce them, so it is not asked."""
     model = onnx2jax.convert(text_model("g (float[n] x) => (float[n] a, float[n] b) { a = Exp(x) b = Sin(x) }"))
-    monkeypatch.setattr(output_sizes, "LARGEST_ARRAY", 7000)
+    monkeypatch.setattr(node_errors, "LARGEST_ARRAY", 7000)
     x = np.ones(1000, np.float32)
     for call in (lambda: model(x), lambda: model.run(None, {"x": x}), lambda: model.compile(dims={"n": 1000})):
         with pytest.raises(OperatorError, match=r"the 2 outputs of 'g' take 8.0e\+03 bytes together.*--dim"):

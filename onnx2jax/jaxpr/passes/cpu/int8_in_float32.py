@@ -51,7 +51,7 @@ def _kernel(equation: Equation) -> Callable[..., Any] | None:
     numbers = equation.params["dimension_numbers"]
     if equation.name == "conv_general_dilated":
         problem, axes = equation.convolution, (numbers.lhs_spec[1], numbers.rhs_spec[1])
-        summed = problem.held
+        summed = problem.summands
         if summed > SUMMANDS and problem.groups * problem.batches > 1:
             return None
     else:

@@ -1,4 +1,4 @@
-"""Nodes of one operator on the same values, evaluated as one (see ir/siblings.py): trees of a forest in one loop.
+"""Horizontal fusion of siblings, nodes of one operator on the same values: trees of a forest in one loop.
 
 In the place of the first of them stands one node with the outputs of all. Operators make tables of a node's attributes
 ``once``, whichever way the node is evaluated.
@@ -22,7 +22,7 @@ _made: WeakKeyDictionary[Node, dict[Any, Any]] = WeakKeyDictionary()
 """What operators made of their nodes' attributes."""
 
 
-def joined(graph: Graph) -> tuple[Node, ...]:
+def fused(graph: Graph) -> tuple[Node, ...]:
     """The nodes of a graph, with one node in the place of those that are evaluated together."""
     groups = {} if (graph.extracted_from or graph).differentiates else {g[0]: g for g in siblings(graph)}
     rest = {node for group in groups.values() for node in group[1:]}
