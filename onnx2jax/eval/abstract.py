@@ -90,6 +90,8 @@ class Abstract:
 
     trusts_defaults = True
     """Whether an input with a default has its value."""
+    largest_known: float = LARGEST_KNOWN
+    """Elements up to which a value of constants is known, rather than its type alone."""
 
     def __init__(self, extents: Extents) -> None:
         """``extents`` of dimension variables, filled on the way."""
@@ -126,7 +128,7 @@ class Abstract:
             call: the call of a function around it.
             quiet: whether nodes may refuse their operands, as in a branch that is not taken.
         """
-        scope = {**(outer or {})} | {n: _constant(v) for n, v in graph.initializers.items()}
+        scope = {**(outer or {})} | {n: self._settled(v) for n, v in graph.initializers.items()}
         for formal in graph.inputs:
             if operands and formal.name in operands:
                 scope[formal.name] = operands[formal.name]
@@ -184,7 +186,7 @@ class Abstract:
             required_of = zip(node.target.inputs, values, strict=False)
             if absent := [p for p, v in required_of if v is None and p in required(node.target)]:
                 raise ValueError(f"the function's caller leaves out {absent[0]!r}")
-            return [_settled(value) for value in run_node(node, scope, context)]
+            return [self._settled(value) for value in run_node(node, scope, context)]
         except (KnownValueError, NotImplementedError):
             pass
         except REFUSALS as e:
@@ -193,6 +195,15 @@ class Abstract:
         except Exception:
             pass
         return self.guess(node, scope, context)
+
+    def _settled(self, value: Any) -> Any:
+        """A constant or result: known ones that are large become tracers, and what is no tensor of numbers unknown."""
+        if isinstance(value, list):
+            return value
+        if not hasattr(value, "shape") or value.dtype.hasobject:
+            return UNKNOWN
+        is_large = is_known(value) and (value.size > self.largest_known or is_lazy(value))
+        return lax.full(value.shape, 0, value.dtype) if is_large else value
 
     def _body(self, node: Node, graph: Graph, scope: Scope, context: Context, path: str) -> list[Any]:
         """The outputs of a subgraph, whose inputs are as declared."""
@@ -262,21 +273,6 @@ def _stacked(value: Any, rows: int) -> Any:
 
 
 _RESULTS: Final = {"If": _branches, "Loop": _looped, "Scan": _scans}
-
-
-def _settled(value: Any) -> Any:
-    """A result; known ones that are large become tracers, and what is no tensor of numbers unknown."""
-    if isinstance(value, list):
-        return value
-    if not hasattr(value, "shape") or value.dtype.hasobject:
-        return UNKNOWN
-    return lax.full(value.shape, 0, value.dtype) if is_known(value) and value.size > LARGEST_KNOWN else value
-
-
-def _constant(value: np.ndarray) -> Any:
-    if value.dtype.hasobject:
-        return UNKNOWN
-    return lax.full(value.shape, 0, value.dtype) if value.size > LARGEST_KNOWN or is_lazy(value) else value
 
 
 # ----------------------------------------------------------------------------------- extents that a file contradicts

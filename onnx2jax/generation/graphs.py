@@ -20,7 +20,7 @@ from ..proto.types import TensorType, ValueInfo
 from . import in_place
 from .cache import Kind
 from .last_tokens import with_last_logits
-from .probe import ENCODER_LENGTH, PROBED_LENGTHS, Probe, probe, slopes
+from .probe import ENCODER_LENGTH, PROBED_LENGTHS, Values, probe, slopes
 
 
 class Graphs:
@@ -96,7 +96,7 @@ class Graphs:
         return bool(shape and shape[1] == 1)
 
     @cached_property
-    def _probes(self) -> list[Probe]:
+    def _probes(self) -> list[Values]:
         """Probes of a step for each of PROBED_LENGTHS; [] if it cannot be traced."""
         try:
             return [probe(self.model, self._cache_types(n), self.caches.others, n, self._feeds) for n in PROBED_LENGTHS]

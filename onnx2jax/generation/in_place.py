@@ -25,7 +25,7 @@ from ..ops.arrays import is_traced
 from ..ops.registry import Operator
 from ..proto.types import TensorType, ValueInfo
 from . import cache as cached
-from .probe import PROBED_LENGTHS, Probe
+from .probe import PROBED_LENGTHS, Values
 
 BUFFER: Final = "\0buffer "
 START: Final = "\0start"
@@ -131,12 +131,12 @@ def shift_positions(graph: Graph, growing: Mapping[str, float], params: Mapping[
     return replace(graph, nodes=tuple(nodes), inputs=(*graph.inputs, _scalar(SHIFT)))
 
 
-def mask_softmax(graph: Graph, probes: Sequence[Probe]) -> Graph:
+def mask_softmax(graph: Graph, probes: Sequence[Values]) -> Graph:
     """The graph with empty slots masked in each Softmax over the cache."""
     nodes: list[Node] = []
     for node in graph.nodes:
         if node.op_type == "Softmax" and not node.domain:
-            shapes = [k.scores.get(node.inputs[0], ()) for k in probes]
+            shapes = [values[node.inputs[0]].shape for values in probes if node.inputs[0] in values]
             if [s[-1:] for s in shapes] == [(n + 1,) for n in PROBED_LENGTHS] and len(shapes[0]) in (3, 4):
                 masked = f"\0masked {node.inputs[0]}"
                 nodes.append(applied(MASK, (node.inputs[0], LIVE, START), masked))

@@ -1,19 +1,12 @@
-"""Symbolic shapes of a graph's values, from two abstract evaluations; and the weights that a value consists of.
-
-The graph is evaluated with two sets of extents for the dimension variables. An extent that is equal in both is a
-constant; others become symbols, equal where both numbers are. A value that cannot be evaluated has no shape, and
-nothing is inferred from it.
-"""
+"""Symbolic shapes of a graph's values, and the weights that a value consists of."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-import numpy as np
-
-from ..eval.abstract import SAME, Extents, abstract_values, is_elementwise
+from ..eval.abstract import SAME, is_elementwise
+from ..eval.inferred import symbolic_types
 from ..ir.graph import Graph, Node
 
 Extent = int | str
@@ -21,19 +14,13 @@ Shape = tuple[Extent, ...]
 Axes = tuple[int | None, ...]
 
 
-@dataclass(frozen=True)
-class Fact:
-    """Static facts about a value.
-
-    Attributes:
-        shape: its extents; None if its rank is unknown.
-        weights: of a value computed from weights only: weight -> for each axis of the value, that of the weight.
-        numbers: its elements, if they are constant integers.
-    """
+class Fact(NamedTuple):
+    """Static facts about a value."""
 
     shape: Shape | None = None
+    """Its extents; None if its rank is unknown."""
     weights: Mapping[str, Axes] | None = None
-    numbers: tuple[int, ...] | None = None
+    """Of a value computed from weights only: weight -> for each axis of the value, that of the weight."""
 
 
 NOTHING: Final = Fact()
@@ -43,37 +30,17 @@ class Facts(dict[str, Fact]):
     """Facts about the values of a graph, by name."""
 
     def __init__(self, graph: Graph, weights: Mapping[str, Any]) -> None:
-        super().__init__()
-        extents = Extents(0), Extents(1)
-        first, second = (abstract_values(graph, e) for e in extents)
-        self._names = {(extents[0][name], extents[1][name]): name for name in reversed(extents[0])}
-        for name in first.keys() & second.keys():
-            self[name] = Fact(self._shape(first[name], second[name]), None, _numbers(first[name], second[name]))
+        kinds: Any = symbolic_types(graph)
+        super().__init__({name: Fact(kind.shape) for name, kind in kinds.items()})
         for name, array in graph.initializers.items():
-            own = {name: tuple(range(array.ndim))} if name in weights else {}
-            self[name] = Fact(tuple(array.shape), own, self.of(name).numbers)
+            self[name] = Fact(array.shape, {name: tuple(range(array.ndim))} if name in weights else {})
         for node in graph.nodes:
-            found, operands = [self.of(n) for n in node.outputs], [self.of(n) for n in node.inputs if n]
-            if operands and (held := _weights(node, operands, found[0].shape)) is not None:
-                self[node.outputs[0]] = Fact(found[0].shape, held, found[0].numbers)
+            results, operands = [self.of(n) for n in node.outputs], [self.of(n) for n in node.inputs if n]
+            if operands and (axes := _weights(node, operands, results[0].shape)) is not None:
+                self[node.outputs[0]] = Fact(results[0].shape, axes)
 
     def of(self, name: str) -> Fact:
         return self.get(name, NOTHING)
-
-    def _shape(self, first: Any, second: Any) -> Shape | None:
-        if len(first.shape) != len(second.shape):
-            return None
-        return tuple(a if a == b else self._name(a, b) for a, b in zip(first.shape, second.shape, strict=True))
-
-    def _name(self, first: int, second: int) -> str:
-        return self._names.setdefault((first, second), f"?{len(self._names)}")
-
-
-def _numbers(first: Any, second: Any) -> tuple[int, ...] | None:
-    """The elements of two integer vectors or scalars, if they are constant and equal."""
-    if not all(type(v) is np.ndarray and v.ndim <= 1 and v.dtype.kind == "i" for v in (first, second)):
-        return None
-    return tuple(map(int, first.ravel())) if np.array_equal(first, second) else None
 
 
 def _weights(node: Node, operands: Sequence[Fact], shape: Shape | None) -> Mapping[str, Axes] | None:
