@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ShardingError, UnsupportedError, unknown_keywords
 from ..ir.graph import Imported
+from ..ops.arrays import is_traced
+from ..proto.mapped import load
 from ..proto.origin import Origin
 from ..sharding.processes import Agreement, several, together
 from .options import FILE, REWRITING, Options
@@ -77,7 +79,15 @@ def with_options(spec: Spec, given: Mapping[str, Any], model_type: Any) -> Spec:
             f"with_options: the values of {', '.join(map(repr, other[:3]))} were changed, and these options store them "
             "otherwise: set them in convert, before with_params"
         )
-    return replace(new, changes=spec.changes)
+    return replace(new, changes={n: _kept(new, n, v) for n, v in spec.changes.items()})
+
+
+def _kept(spec: Spec, name: str, value: Any) -> Any:
+    """A changed parameter as it is, or in the file's type where it has that of another compute dtype."""
+    from ..runtime.params import immutable
+
+    known = value.dtype in (spec.types[name].dtype, spec.stored[name].dtype) or is_traced(value)
+    return value if known else immutable(load(value).astype(spec.types[name].dtype))
 
 
 def _check_late(spec: Spec, given: Mapping[str, Any]) -> None:

@@ -84,7 +84,11 @@ class Runtime:
         values, stored, as_stored = self._values, self.spec.stored, self.spec.as_stored
         types = {n: jax.ShapeDtypeStruct(np.shape(v), stored[n].dtype) for n, v in values.items() if np.size(v) != 1}
         placement = self.spec.placement
-        return DeviceParams(types, values.__getitem__, lambda n, v: put(placement, {n: as_stored(n, v)})[n])
+
+        def placed(name: str, value: Any) -> Any:
+            return put(placement, {name: as_stored(name, value)})[name]
+
+        return DeviceParams(types, lambda n: as_stored(n, values[n]), placed)
 
     @cached_property
     def constants(self) -> Constants:
@@ -232,7 +236,7 @@ class Runtime:
         for name in self.params.types.keys() - placed.keys():
             value = self.params.read(name)
             small = type(value) is np.ndarray and value.nbytes < LAZY_BYTES
-            placed[name] = self.spec.as_stored(name, value) if small else to_host(self.params[name])
+            placed[name] = value if small else to_host(self.params[name])
         return placed
 
     def is_evaluated(self, key: Signature | None) -> bool:
