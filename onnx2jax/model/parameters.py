@@ -173,12 +173,9 @@ class Parameters:
 
 
 def in_file_types(spec: Spec, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of parameters by name, those in the compute dtype cast to the file's element types."""
-    types, computed = spec.types, spec.settings.dtype
-    if computed is None:
-        return dict(values)
-    casts = {n: types[n].dtype for n, v in values.items() if n in types and getattr(v, "dtype", None) == computed}
-    return {n: v.astype(casts[n]) if n in casts else v for n, v in values.items()}
+    """Values of parameters by name, cast to the file's element types."""
+    dtypes = {n: spec.types[n].dtype if n in spec.types else v.dtype for n, v in values.items()}
+    return {n: v if v.dtype == dtypes[n] else v.astype(dtypes[n]) for n, v in values.items()}
 
 
 def _on_host(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,19 @@ from jax.sharding import PartitionSpec
 from onnx import numpy_helper
 
 import onnx2jax
+from onnx2jax import compat
 from onnx2jax.errors import InputTypeError, UnsupportedError
+from onnx2jax.eval.interpreter import Context, evaluate
+from onnx2jax.ir import binding
+from onnx2jax.ir.casts import NARROWER
+from onnx2jax.ir.graph import Graph, Node
+from onnx2jax.ir.widening import TYPES, widened
 from onnx2jax.model.reports.comparison import compared
+from onnx2jax.proto.types import ValueInfo
 from tests.support.helpers import mesh
 from tests.support.models import mlp, text_model
+from tests.support.violations import every_case
+from tests.tables.operators import Row, rows
 
 X = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
 W = np.random.default_rng(1).normal(size=(4, 4)).astype(np.float32)
@@ -119,6 +129,55 @@ def test_operators() -> None:
     for (name, (_, expected)), y in zip(OPERATORS.items(), found, strict=True):
         assert y.dtype == np.float64, name
         np.testing.assert_allclose(y, expected, rtol=DIGITS, atol=DIGITS, err_msg=name)
+
+
+def _graph(row: Row) -> Graph:
+    """A row of the operators' matrix as a graph of one node, at its newest opset."""
+    opset = binding.NEWEST.get(row.domain, 1) if row.domain else row.until
+    names = tuple("" if x is None else f"in{i}" for i, x in enumerate(row.inputs))
+    outputs = tuple(f"out{i}" for i in range(row.outputs))
+    node = Node(row.name, row.name, row.domain, opset, names, outputs, row.attributes, None)
+    operator = binding.find(node)
+    assert operator is not None
+    attributes = binding.convert_attributes(operator, row.attributes)
+    node = replace(node, attributes=attributes, target=operator)
+    return Graph("", "", tuple(ValueInfo(n) for n in names if n), tuple(map(ValueInfo, outputs)), {}, (node,))
+
+
+def _in_double(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_in_double(v) for v in value]
+    return value.astype(np.float64) if getattr(value, "dtype", None) in NARROWER else value
+
+
+@pytest.mark.extended
+def test_every_operator_of_the_matrix_computes_what_it_does_on_float64() -> None:
+    """On the row's float32 operands, beside the operator itself on the same ones in float64, its types rewritten."""
+    rng, seen = jax.random.key(0), set[tuple[str, str]]()
+    with every_case() as case, compat.enable_x64(), np.errstate(all="ignore"):
+        for row in rows():
+            if row.key in seen or row.name == "BitCast":
+                continue
+            values = {f"in{i}": x for i, x in enumerate(row.inputs) if x is not None}
+            wide = {n: _in_double(x) for n, x in values.items()}
+            if not any(wide[n] is not x for n, x in values.items() if not isinstance(x, list)):
+                continue
+            seen.add(row.key)
+            graph = _graph(row)
+            (node,) = graph.nodes
+            target: Any = node.target
+            absent = dict.fromkeys(target.attributes & {"stash_type", "output_datatype"}, 11)  # float32 by default
+            named = {n: 11 if n in TYPES and v in (1, 10, 16) else v for n, v in node.attributes.items()}
+            rewritten = replace(graph, nodes=(replace(node, attributes={**absent, **named}),))
+            found = evaluate(widened(graph), values, Context({}, rng))
+            expected = evaluate(rewritten, wide, Context({}, rng))
+            for ours, want in zip(found, expected, strict=True):
+                if isinstance(ours, list) or ours.dtype == object:
+                    continue
+                of_float32 = want.dtype == np.float32  # as ai.onnx.ml defines its results
+                with case(row):
+                    assert ours.dtype == (np.float64 if of_float32 else want.dtype)
+                    np.testing.assert_allclose(ours, want, rtol=1e-5 if of_float32 else DIGITS, atol=DIGITS)
 
 
 def test_random_numbers_have_the_digits_of_float64() -> None:

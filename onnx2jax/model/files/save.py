@@ -136,8 +136,10 @@ def _opened(model: Any, params: Mapping[str, Any] | None, state: Any) -> tuple[O
             )
         opened = model.origin.open()
         values |= model.changed() if state is None else model.changed(state)
-        if hasattr(model, "spec"):
-            params = in_file_types(model.spec, params or {})
+        if hasattr(model, "spec") and params:  # model.params may be of the compute dtype
+            dtype = model.settings.dtype
+            computed = {n: v for n, v in params.items() if dtype and getattr(v, "dtype", None) == dtype}
+            params = {**params, **in_file_types(model.spec, computed)}
     else:
         _, message, files = opened_file(model, {})
         opened = Opened(message, files)
