@@ -42,7 +42,7 @@ class Casts:
     kept: frozenset[int] = frozenset()
     bounded: frozenset[int] = frozenset()
     pinned: bool = False
-    types: tuple[tuple[str, Any], ...] = ()
+    types: tuple[tuple[str, int | None], ...] = ()
 
     def call(self, function: Callable[..., Any], *values: Any, **attributes: Any) -> Any:
         """What the operator returns for operands cast, cast to ``result``."""

@@ -10,8 +10,8 @@ strings and values that are float64 in the file stay as they are.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from inspect import signature
-from typing import Any, Final
+from inspect import Parameter, signature
+from typing import Final
 
 from ..errors import UnsupportedError
 from ..ops.registry import Operator, resolve
@@ -72,10 +72,11 @@ def _casts(node: Node) -> Casts | None:
         return Casts(DOUBLE, WIDE, DOUBLE, pinned=True)
     if (node.domain, node.op_type) == ("", "BitCast"):
         return _of_bits(node)
-    types: tuple[tuple[str, Any], ...] = ()
+    types: tuple[tuple[str, int | None], ...] = ()
     if isinstance(node.target, Operator) and node.domain in DOMAINS and (named := node.target.attributes & TYPES):
         assert node.target.function is not None
-        types = tuple((n, signature(node.target.function).parameters[n].default) for n in sorted(named))
+        declared = signature(node.target.function).parameters
+        types = tuple((n, None if (d := declared[n].default) is Parameter.empty else d) for n in sorted(named))
     return Casts(DOUBLE, DOUBLE, DOUBLE, types=types)
 
 

@@ -24,7 +24,8 @@ class NextTokenLoss:
     Labels are ``batch["labels"]`` or else ``batch["input_ids"]``, int[batch, tokens]. They are shifted here:
     ``logits[:, i]`` of [batch, tokens, vocabulary] predict token ``i + 1``. Positions are ignored if their label is
     -100, or if they or the position before are masked by ``batch["attention_mask"]`` [batch, tokens]. The mean is a
-    float32 scalar over the remaining positions of all microbatches of a step; 0 if there are none.
+    float32 scalar, float64 of such logits, over the remaining positions of all microbatches of a step; 0 if there are
+    none.
 
     Args:
         outputs: the outputs of a model with one named ``logits``, or the logits alone.
@@ -48,13 +49,14 @@ class NextTokenLoss:
                 "match: expected [batch, tokens, vocabulary] and [batch, tokens]"
             )
         # Ignored logits may be NaN, which would enter the gradient.
-        logits = jnp.where(counts[..., None], jnp.asarray(logits[:, :-1], jnp.float32), 0)
+        dtype = jnp.promote_types(jnp.float32, logits.dtype)
+        logits = jnp.where(counts[..., None], jnp.asarray(logits[:, :-1], dtype), 0)
         vocabulary = logits.shape[-1]
         labels = jnp.where(counts, labels, 0)
         indices = jnp.where(labels < 0, vocabulary, labels)[..., None]
         target_logits = jnp.take_along_axis(logits, indices, -1, mode="fill", fill_value=jnp.nan)[..., 0]
         entropy = jnp.where(counts, jax.nn.logsumexp(logits, axis=-1) - target_logits, 0)
-        return entropy.sum() / jnp.maximum(counts.sum(), 1).astype(jnp.float32)
+        return entropy.sum() / jnp.maximum(counts.sum(), 1).astype(dtype)
 
     def weight(self, batch: Mapping[str, Any]) -> Any:
         """The number of positions that count: the weight of a microbatch in the mean."""

@@ -132,7 +132,8 @@ def accumulated(gradient: Any, count: int, weight: Callable[[dict[str, Any]], An
 
     def gradient_of_batch(params: dict[str, Any], stats: dict[str, Any], batch: dict[str, Any], key: Any) -> Any:
         parts, shared = _split_batch(batch, count)
-        weights = [jnp.asarray(weight({n: v[i] for n, v in parts.items()} | shared), jnp.float32) for i in range(count)]
+        dtype = jnp.result_type(jnp.float32, *{v.dtype for v in params.values()} & {np.dtype(np.float64)})
+        weights = [jnp.asarray(weight({n: v[i] for n, v in parts.items()} | shared), dtype) for i in range(count)]
         shares = jnp.stack(weights) / jnp.maximum(sum(weights), 1e-30)
 
         def microbatch(carry: Any, xs: Any) -> Any:

@@ -314,7 +314,8 @@ def test_training_in_float64(lora: int | None, tmp_path: Path) -> None:
     optax = pytest.importorskip("optax")
     model = double(mlp())
     model = model.with_params({"w1": model.params["w1"] * (1 + 1e-12)})
-    tuned = onnx2jax.finetune(model, lambda y, _: (y**2).mean(), optax.sgd(1e-9), trainable="w1", lora=lora)
+    options: dict[str, Any] = {"trainable": "w1", "lora": lora, "accumulate": 3}
+    tuned = onnx2jax.finetune(model, lambda y, _: (y**2).mean(), optax.sgd(1e-9), **options)
     state, metrics = tuned.step(tuned.init(), {"x": X})
     assert {v.dtype for v in (*state.params.values(), metrics["loss"])} == {np.dtype(np.float64)}
     np.testing.assert_allclose(metrics["loss"], (np.asarray(model(X)) ** 2).mean(), rtol=DIGITS)
