@@ -11,13 +11,14 @@ import numpy as np
 from jax import lax
 
 from ..ops.arrays import HALF, is_known
+from ..proto.dtypes import to_code
 
 WIDE: Final = np.dtype(np.float32)
 DOUBLE: Final = np.dtype(np.float64)
 NARROWER: Final = frozenset((*map(np.dtype, HALF), WIDE))
 """The types that become float64 in a model that computes in it."""
-TYPE_CODES: Final = {1: 11, 10: 11, 16: 11}
-"""The codes of these types in TensorProto, with that of float64."""
+CODES: Final = frozenset(map(to_code, NARROWER))
+"""Their codes in TensorProto."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Casts:
         operand = self.operand or (WIDE if WIDE in others else self.dtype)
         exact = WIDE if {WIDE, self.dtype} <= kept else None
         cast = [self._operand(i, v, exact if i in self.kept else operand) for i, v in enumerate(values)]
-        named = {n: TYPE_CODES[attributes.get(n, v)] for n, v in self.types if attributes.get(n, v) in TYPE_CODES}
+        named = {n: to_code(DOUBLE) for n, v in self.types if attributes.get(n, v) in CODES}
         return self.results(function(*cast, **{**attributes, **named}))
 
     def results(self, returned: Any) -> Any:
