@@ -36,7 +36,8 @@ class PreparedModel:
     """
 
     def __init__(self, model: Model, device: jax.Device) -> None:
-        self.model, self._device = model, device
+        self.model: Model = model
+        self._device = device
 
     def run(self, inputs: Any, **_: Any) -> tuple[Any, ...]:
         """The outputs as NumPy.

@@ -122,7 +122,7 @@ class OnnxError(Exception):
     def __init__(self, message: str = "", *, rule: str | tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.message = message
-        self.rules = (rule,) if isinstance(rule, str) else rule
+        self.rules: tuple[str, ...] = (rule,) if isinstance(rule, str) else rule
 
     def __str__(self) -> str:
         return with_rules(self.message, *self.rules)
@@ -185,7 +185,8 @@ class KnownValueError(OnnxError, TypeError):
 
     def __init__(self, message: str = "", values: tuple[str, ...] = (), node: Any = None) -> None:
         super().__init__(message)
-        self.values, self.node = values, node
+        self.values: tuple[str, ...] = values
+        self.node: Any = node
 
 
 class CheckpointError(OnnxError, ValueError):

@@ -14,6 +14,7 @@ import jax
 from .errors import UnsupportedError
 from .ir.file import check_keywords
 from .model.convert import convert
+from .model.model import Model
 from .proto.dtypes import ELEMENT_TYPES, to_code
 from .proto.types import MapType, OptionalType, SequenceType, SparseTensorType, TensorType, ValueInfo
 
@@ -155,7 +156,7 @@ class InferenceSession:
     ) -> None:
         check_keywords(options, InferenceSession, convert)
         own = sess_options._options() if isinstance(sess_options, SessionOptions) else {}
-        self.model = convert(path_or_bytes, **{**own, **options})
+        self.model: Model = convert(path_or_bytes, **{**own, **options})
         self._warn_once(providers, provider_options, sess_options=sess_options)
 
     @staticmethod

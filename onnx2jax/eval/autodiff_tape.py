@@ -95,7 +95,7 @@ class Tape:
                 self.segments[node] = through
                 self._moving.update(names, *(step.outputs for step in through))
         # A derivative of a derivative is taken of the evaluation anew.
-        self.recorded = {step for through in self.segments.values() for step in through}
+        self.recorded: set[Node] = {step for through in self.segments.values() for step in through}
 
     def record(self, node: Node, scope: MutableMapping[str, Any], run: Run) -> Sequence[Any]:
         """The node's outputs; remembers how to differentiate them."""

@@ -29,4 +29,5 @@ _MODULES: Final = {
     "Generation": "results",
 }
 
-__getattr__, __dir__ = exports(__name__, _MODULES)
+if not TYPE_CHECKING:  # for which every name would exist, misspelt or not
+    __getattr__, __dir__ = exports(__name__, _MODULES)

@@ -93,12 +93,12 @@ class Calls(VerifiedSteps):
     ) -> None:  # fmt: skip
         super().__init__(model, first, embed)
         limits = [n for n in (context, _rotary_table_length(model.graph)) if n is not None]
-        self.context = min(whole_number("context", n) for n in limits) if limits else None
-        self.stop = tuple(map(tuple, stop))
+        self.context: int | None = min(whole_number("context", n) for n in limits) if limits else None
+        self.stop: tuple[tuple[int, ...], ...] = tuple(map(tuple, stop))
         self._stop_array(self.stop)
         pad = pad if pad is not None else next((s[0] for s in self.stop if len(s) == 1), 0)
-        self.pad = whole_number("pad", pad, np.iinfo(np.int32).min)
-        self.tokenizer = None if tokenizer is None else Tokenizer(tokenizer)
+        self.pad: int = whole_number("pad", pad, np.iinfo(np.int32).min)
+        self.tokenizer: Tokenizer | None = None if tokenizer is None else Tokenizer(tokenizer)
 
     def encode(self, prompt: Any, *, continues: bool = False) -> list[int]:
         """The tokens of a text, or of a conversation by the chat template.

@@ -34,7 +34,7 @@ class Embedding:
 
     def __init__(self, source: Model | Callable[[Any], Any]) -> None:
         self.function: Any = None if isinstance(source, Model) else source
-        self.model = source if isinstance(source, Model) else None
+        self.model: Model | None = source if isinstance(source, Model) else None
         self.others: tuple[str, ...] = ()
         self.lookup: Model | None = None
         self._is_changed = False

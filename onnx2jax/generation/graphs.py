@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -32,8 +31,8 @@ class Graphs:
     model: Model
     first: Model
     caches: Caches
-    pairs: Mapping[str, Pair]
-    kinds: Mapping[str, Kind]
+    pairs: dict[str, Pair]
+    kinds: dict[str, Kind]
     _logits: str
     _two_files: bool
 

@@ -63,6 +63,15 @@ class Steps(Graphs):
         others: further inputs that a caller passes, such as the outputs of an encoder.
     """
 
+    model: Model
+    first: Model
+    caches: Caches
+    pairs: dict[str, Pair]
+    kinds: dict[str, Kind]
+    vocabulary: int | None
+    embedding: Embedding | None
+    others: tuple[str, ...]
+
     def __init__(self, model: Model, first: Model | None = None, embed: Any = None) -> None:
         if flag := caches(model).roles.get("has_past"):  # one file for prefill and step
             first, model = (
@@ -84,7 +93,7 @@ class Steps(Graphs):
                 self.pairs[value.name] = Pair(value, present, axis)
                 self._outputs[value.name] = present
         _check_decoder(model, found, self.pairs)
-        self.kinds: dict[str, Kind] = {
+        self.kinds = {
             n: "cross" if n not in {q.past.name for q in found.pairs} else cached.cache_kind(p)
             for n, p in self.pairs.items()
         }

@@ -32,7 +32,7 @@ class Tokenizer:
     def __init__(self, source: Any) -> None:
         path = Path(source) if isinstance(source, str | Path) else None
         self._given = source if path is None else None
-        self.folder = path if path is None or path.is_dir() else path.parent
+        self.folder: Path | None = path if path is None or path.is_dir() else path.parent
         self._file = path / "tokenizer.json" if path is not None and path.is_dir() else path
         if path is None and not (callable(getattr(source, "encode", None)) and hasattr(source, "decode")):
             raise InputValueError(
@@ -132,7 +132,8 @@ class Text:
         self._tokens = list(prompt)
         self._before = self._decode(self._tokens)
         self._new = len(self._tokens)
-        self.text, self.ended = "", False
+        self.text: str = ""
+        self.ended: bool = False
 
     def add(self, token: Any) -> str:
         """The text that one more token adds."""

@@ -40,7 +40,7 @@ class Structure:
             models[PREFIX] = decoder.embedding.lookup
         self._models = {prefix: (tuple(m.types), jax.tree.structure(m)) for prefix, m in models.items()}
         own = {prefix: decoder._first_only if prefix == FIRST else names for prefix, (names, _) in self._models.items()}
-        self.names = tuple(prefix + n for prefix, names in own.items() for n in names)
+        self.names: tuple[str, ...] = tuple(prefix + n for prefix, names in own.items() for n in names)
         self._embedding = None if decoder.embedding is None else decoder.embedding.over(None)
         self._attributes = {n: v for n, v in vars(decoder).items() if n not in OF_VALUES}
         function = None if self._embedding is None else self._embedding.function

@@ -52,12 +52,15 @@ class OnnxFile:
             raise InputValueError(f"the path {os.fsdecode(source)!r} contains a NUL, which no path of a file may")
         is_file = isinstance(source, str | os.PathLike) and os.path.isfile(source)
         parts = skeleton(source) if is_file and not strict else None
-        self._data, self.label, folder = read_bytes(source) if parts is None else (parts[0], *label_of(source))
+        self._data, label, folder = read_bytes(source) if parts is None else (parts[0], *label_of(source))
+        self.label: str = label
         self._detached = None if parts is None else parts[1]
         self._message: Any = parse(self._data, self.label)
         self._folder = folder if external_data_dir is None else Path(external_data_dir)
         self._follow_links, self._buffers = follow_links, buffers
-        self.strict, self.allow_newer_opset, self.verify_checksums = strict, allow_newer_opset, verify_checksums
+        self.strict: bool = strict
+        self.allow_newer_opset: bool = allow_newer_opset
+        self.verify_checksums: bool = verify_checksums
         self.documents: tuple[OperatorSet, ...] = tuple(read_operator_sets(operator_sets))
 
     def _open(self, *, last: bool = False) -> tuple[Any, ExternalFiles]:

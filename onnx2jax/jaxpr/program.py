@@ -150,7 +150,7 @@ class Program:
         """The program of a function of values like some variables."""
         return cls.of(jax.make_jaxpr(lambda *xs: function(*xs))(*map(type_of, operands)))
 
-    def closed(self) -> ClosedJaxpr:
+    def closed(self) -> Any:
         """The program as JAX has it."""
         body = self._jax.replace(
             constvars=[*self.constants], invars=[*self.inputs], outvars=[*self.outputs],

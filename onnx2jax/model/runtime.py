@@ -32,7 +32,10 @@ from .spec import Spec
 from .structure import Structure, program_of
 
 if TYPE_CHECKING:
+    from ..runtime.background import Background
     from ..sharding.rules import Placement
+    from .calls.growth import CacheGrowth
+    from .calls.outputs import Declarations
     from .devices.pipeline import Pipeline
 
 UNPROVEN: Final = 4
@@ -49,6 +52,15 @@ class Runtime:
             devices, or of no parameter's type. Empty for the models of ``convert`` and ``with_params``.
         inner_models: the model that ``values`` ran last, by its output names.
     """
+
+    spec: Spec
+    structure: Structure
+    unchecked: Mapping[str, Any]
+    fields: tuple[str, ...]
+    program: Program | Pipeline
+    background: Background | None
+    declared: Declarations
+    growth: CacheGrowth
 
     def __init__(
         self, spec: Spec, structure: Structure | None = None, unchecked: Mapping[str, Any] = MappingProxyType({})

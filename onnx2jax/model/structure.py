@@ -45,11 +45,20 @@ class Structure:
         compared: number of compilations when outputs were last compared.
     """
 
+    spec: Spec
+    names: tuple[str, ...]
+    program: Program | Pipeline
+    background: Background | None
+    fields: tuple[str, ...]
+    declared: Declarations
+    growth: CacheGrowth
+    compared: int
+
     def __init__(self, spec: Spec) -> None:
         self.spec = replace(spec, changes={n: v for n, v in spec.changes.items() if n not in spec.types})
         self.names = tuple(spec.types)
         self._hash = hash(self.names)
-        self.program: Program | Pipeline = program_of(spec.called, spec.settings, spec.placement)
+        self.program = program_of(spec.called, spec.settings, spec.placement)
         self.background = _background() if spec.settings.background else None
         self.fields = field_names(v.name for v in spec.outputs)
         self.declared, self.growth, self.compared = Declarations(spec.called.inputs, spec.outputs), CacheGrowth(), 0

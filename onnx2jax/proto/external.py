@@ -43,9 +43,11 @@ class ExternalFiles:
         detached: Detached | None = None,
     ) -> None:
         self.folder = folder
-        self.detached = detached or Detached()
+        self.detached: Detached = detached or Detached()
         self.follow_links = follow_links
-        self.buffers = {location: _own(location, buffer) for location, buffer in (buffers or {}).items()}
+        self.buffers: dict[str, np.ndarray] = {
+            location: _own(location, buffer) for location, buffer in (buffers or {}).items()
+        }
         self._files: dict[Path, File] = {}
         self._seen: dict[Path, tuple[int, int]] = {}
         """Size and modification time of files that the pickling process had opened."""

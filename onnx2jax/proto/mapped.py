@@ -35,7 +35,8 @@ class File:
         self._descriptor, self._name = descriptor, name
         self._lock = threading.Lock()
         status = os.fstat(descriptor)
-        self.size, self.written = status.st_size, status.st_mtime_ns
+        self.size: int = status.st_size
+        self.written: int = status.st_mtime_ns
 
     def __del__(self, close: Any = os.close) -> None:  # at interpreter shutdown the module os may be gone
         close(self._descriptor)

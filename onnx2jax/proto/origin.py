@@ -57,7 +57,8 @@ class Opened(Detached):
 
     def __init__(self, message: Any, files: ExternalFiles, detached: Detached | None = None) -> None:
         super().__init__(detached or files.detached)
-        self.message, self.files = message, files
+        self.message: Any = message
+        self.files: ExternalFiles = files
 
     def copy(self, message: Any) -> Opened:
         """Like this, for a copy of the message."""

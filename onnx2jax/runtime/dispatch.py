@@ -35,8 +35,8 @@ class Constants:
     def __init__(
         self, params: Mapping[str, Any], inputs: Mapping[str, Any] | None = None, caller_traces: bool = False
     ) -> None:
-        self.params = {n: _owned_copy(v) for n, v in params.items()}
-        self.inputs = {n: _owned_copy(v) for n, v in (inputs or {}).items()}
+        self.params: dict[str, np.ndarray] = {n: _owned_copy(v) for n, v in params.items()}
+        self.inputs: dict[str, np.ndarray] = {n: _owned_copy(v) for n, v in (inputs or {}).items()}
         self.caller_traces = caller_traces
         arrays = [(kind, n, v) for kind in ("params", "inputs") for n, v in getattr(self, kind).items()]
         self._key = (caller_traces, *((kind, n, v.dtype.str, v.shape, _content(v)) for kind, n, v in arrays))
@@ -79,6 +79,10 @@ class Callee:
     """
 
     __slots__ = ("_hash", "constants", "graph", "params", "settings")
+    graph: Graph
+    settings: Settings
+    params: tuple[tuple[str, tuple[Any, ...], str], ...]
+    constants: Constants
 
     def __init__(self, graph: Graph, settings: Settings, params: Mapping[str, Any], constants: Constants) -> None:
         self.graph, self.settings, self.constants = graph, settings, constants

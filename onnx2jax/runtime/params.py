@@ -32,11 +32,12 @@ class DeviceParams(Mapping[str, Any]):
         self, types: Mapping[str, jax.ShapeDtypeStruct], read: Callable[[str], Any], place: Callable[[str, Any], Any]
     ) -> None:
         """``place`` puts the value of a parameter on its device."""
-        self.types, self.read = dict(types), read
+        self.types: dict[str, jax.ShapeDtypeStruct] = dict(types)
+        self.read: Callable[[str], Any] = read
         self._place, self._placed = place, dict[str, Any]()
         self.bound: dict[Signature | None, BoundCall] = {}
         self.hoisted: dict[Hashable, list[Any]] = {}
-        self.shared = HoistedValues()
+        self.shared: HoistedValues = HoistedValues()
         self.callees: dict[Any, Callee] = {}
         self.by_stage: dict[Any, DeviceParams] = {}
         """Parameters of each pipeline stage, on its devices."""

@@ -44,6 +44,11 @@ class Program:
         reasons: nodes that run on the host, each with the reason.
     """
 
+    graph: Graph
+    settings: Settings
+    inner: bool
+    partitioned: Graph
+
     def __init__(self, graph: Graph, settings: Settings, *, inner: bool = False) -> None:
         """``inner``: the graph is a subgraph of a host node."""
         graph = with_label_lookups(graph)

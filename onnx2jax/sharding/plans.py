@@ -51,7 +51,7 @@ class Plan:
     kind: str
     data: str = "data"
     model: str = "model"
-    rules: Rules = field(default_factory=dict)
+    rules: Mapping[str, PartitionSpec] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

@@ -131,7 +131,7 @@ class Placement(Devices):
     """
 
     mesh: Mesh
-    params: Shardings
+    params: Mapping[str, NamedSharding]
     of_params: Callable[[Arrays], Shardings]
     of_inputs: Callable[[Arrays, bool], Shardings]
     configuration: str | None = None

@@ -173,7 +173,7 @@ class Checkpoints:
 
     def __init__(self, folder: str | os.PathLike[str], *, keep: int | None = 3) -> None:
         self._orbax = orbax = compat.optional("orbax.checkpoint", "checkpoint")
-        self.folder = Path(folder)
+        self.folder: Path = Path(folder)
         options = orbax.CheckpointManagerOptions(max_to_keep=keep)
         self._manager = _in_thread(lambda: orbax.CheckpointManager(self.folder.absolute(), options=options))
 

@@ -66,7 +66,7 @@ class NextTokenLoss:
         return "next_token_loss"
 
 
-next_token_loss = NextTokenLoss()
+next_token_loss: Final = NextTokenLoss()
 """``next_token_loss(outputs, batch)``: see NextTokenLoss."""
 
 

@@ -119,6 +119,8 @@ class FineTuning(TrainingEngine):
     >>> again = tuned.to_model(state)
     """
 
+    trainable: tuple[str, ...]
+
     @known_keywords
     def __init__(
         self,

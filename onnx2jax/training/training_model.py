@@ -30,6 +30,7 @@ from ..model.options import Options
 from ..model.spec import Spec
 from ..proto.mapped import load
 from ..proto.origin import Origin
+from ..proto.types import ValueInfo
 from ..runtime.cache_folder import folder
 from ..runtime.dispatch import Constants, snapshot
 from ..runtime.partition import Program
@@ -78,6 +79,12 @@ class TrainingModel(TrainingEngine):
     >>> trainer.infer(image=np.zeros((1, 64), np.float32)).shape
     (1, 10)
     """
+
+    origin: Origin
+    state: TrainingState
+    algorithms: tuple[str, ...]
+    inputs: tuple[ValueInfo, ...]
+    step_inputs: dict[str, tuple[ValueInfo, ...]]
 
     @compat.outside()
     def __init__(

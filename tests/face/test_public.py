@@ -144,7 +144,7 @@ def test_modules_are_imported_at_first_use() -> None:
 def test_type_checkers_and_python_find_the_same_names() -> None:
     """A package says where a name is defined twice: for type checkers, and for the first use."""
     for package in (onnx2jax, onnx2jax.training, onnx2jax.generation):
-        (block,) = (n for n in ast.parse(inspect.getsource(package)).body if isinstance(n, ast.If))
+        block = next(n for n in ast.parse(inspect.getsource(package)).body if isinstance(n, ast.If))
         typed = {a.name: n.module for n in ast.walk(block) if isinstance(n, ast.ImportFrom) for a in n.names}
         modules = {name for name, module in typed.items() if module is None}
         assert {n: m for n, m in typed.items() if n not in modules} == package._MODULES

@@ -1,16 +1,24 @@
-"""The user's program that `make lint` type-checks also runs."""
+"""The user's program that `make lint` type-checks also runs, and pyright accepts it."""
 
 from __future__ import annotations
 
+import importlib
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import onnx2jax
 from tests.support import typed_use
 from tests.support.tiers import extended
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # optax
+ROOT = Path(onnx2jax.__file__).parents[1]
+PUBLIC = ("onnx2jax", *(f"onnx2jax.{n}" for n in ("backend", "errors", "generation", "ops", "session", "training")))
 
 
 @pytest.mark.parametrize(
@@ -21,3 +29,33 @@ pytestmark = pytest.mark.usefixtures("standard_promotion")  # optax
 def test_a_typed_program_runs(example: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     example()
+
+
+def pyright(*arguments: str | Path) -> Any:
+    """Its report. A process of its own: it is a program of Node.js."""
+    pytest.importorskip("pyright", reason="needs pyright")
+    command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson", *arguments]
+    return json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout)
+
+
+def test_pyright_accepts_the_typed_program_and_finds_typos(tmp_path: Path) -> None:
+    typos = tmp_path / "typos.py"
+    lines = ["import onnx2jax", "onnx2jax.convrt", "onnx2jax.training.FineTunin", "onnx2jax.Model.cutt"]
+    typos.write_text("\n".join(lines))
+    found = pyright(typed_use.__file__, typos)["generalDiagnostics"]
+    errors = [(Path(e["file"]).name, e["range"]["start"]["line"]) for e in found if e["severity"] == "error"]
+    assert errors == [("typos.py", 1), ("typos.py", 2), ("typos.py", 3)], found
+
+
+@pytest.mark.extended
+def test_every_public_name_has_a_complete_type() -> None:
+    """Of classes, all attributes and methods that they define or inherit, and the types of those."""
+    found = pyright("--verifytypes", "onnx2jax", "--ignoreexternal")["typeCompleteness"]["symbols"]
+    symbols = {n: s for s in found for n in (s["name"], *s.get("alternateNames", ()))}
+    for module in map(importlib.import_module, PUBLIC):
+        for name in getattr(module, "__all__", [n for n in vars(module) if f"{module.__name__}.{n}" in symbols]):
+            value = getattr(module, name)
+            if isinstance(value, type(sys)):
+                continue
+            symbol = symbols[f"{module.__name__}.{name}"]
+            assert symbol["isTypeKnown"] and not symbol["isTypeAmbiguous"], (name, symbol["diagnostics"])

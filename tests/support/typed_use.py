@@ -1,7 +1,8 @@
 """A user's program: the main call of README and of each guide, and the types that a type checker infers.
 
-`make lint` checks it as `mypy --strict` would, and a test runs it in an empty folder. What only the file decides (the
-results of a call, the elements of `params`) is `Any`: an array for most models, else a tuple, a sequence or a map.
+`make lint` checks it as `mypy --strict` would, a test by pyright, and another runs it in an empty folder. What only the
+file decides (the results of a call, the elements of `params`) is `Any`: an array for most models, else a tuple, a
+sequence or a map.
 """
 
 from __future__ import annotations
@@ -57,9 +58,20 @@ def transform() -> None:
     assert score(moved, IMAGES) > value
     assert_type(moved.params, dict[str, Any])
     optimizer = optax.sgd(0.01)
-    updates, _ = optimizer.update(slopes, optimizer.init(model), model)
-    tuned: onnx2jax.Model = optax.apply_updates(model, updates)
-    assert_type(tuned.save("tuned.onnx"), Path)
+
+    @jax.jit
+    def step(model: Any, state: Any) -> Any:  # to optax's types no class is a tree of arrays
+        updates, state = optimizer.update(jax.grad(score)(model, IMAGES), state, model)
+        return optax.apply_updates(model, updates), state
+
+    start: Any = model
+    tuned: onnx2jax.Model = step(start, optimizer.init(start))[0]
+    path: Path = tuned.save("tuned.onnx")
+    assert path.exists()
+    images: jax.Array = jax.vmap(jax.grad(score, 1), (None, 0))(model, IMAGES[:, None])
+    assert images.shape == (2, 1, 1, 8, 8)
+    half = assert_type(model.with_options(dtype="bfloat16", outputs="compute"), onnx2jax.Model)
+    assert_type("fc.bias" in half, bool)
 
 
 def change_and_see() -> None:
@@ -126,6 +138,13 @@ def generate() -> None:
     logits, cache = decoder.prefill(decoder.params, cache, jnp.asarray([list(b"six ")]))
     logits, cache = decoder.step(decoder.params, cache, logits.argmax(-1))
     assert_type(logits, jax.Array)
+
+    def total(decoder: onnx2jax.Decoder) -> jax.Array:
+        first, _ = decoder.prefill(decoder.params, decoder.empty_cache(1, 8), np.array([[9, 2]]))
+        return first.sum()
+
+    moved: onnx2jax.Decoder = jax.tree.map(lambda w, g: w - g, decoder, jax.grad(total)(decoder))
+    assert_type(moved.generate("nine ", 2), str)
 
 
 def use_interfaces() -> None:

@@ -56,7 +56,8 @@ class Pipeline:
             raise ShardingError(
                 "nodes of the graph differentiate other nodes, which needs one program: convert without stages="
             )
-        self.graph, self.placement = graph, placement
+        self.graph: Graph = graph
+        self.placement: Staged = placement
         groups = placement.segments(graph)
         later = {v.name for v in graph.outputs}
         segments: list[Segment] = []
@@ -66,7 +67,7 @@ class Pipeline:
             part = _subgraph(graph, nodes, [*sorted(own & later), *(passed if i == len(groups) - 1 else ())])
             segments.append(Segment(stage, part, settings, placement.parts[stage]))
             later |= {n for node in nodes for n in node.reads}
-        self.segments = segments[::-1]
+        self.segments: list[Segment] = segments[::-1]
         self._sources = {v.name: s.placement for s in self.segments for v in s.graph.outputs}
         """The devices from which a value comes, to which its gradient has to return."""
         self._verified = placement.microbatches == 1 or graph.draws

@@ -42,9 +42,10 @@ class ExportedModel:
 
     def __init__(self, exported: export.Exported, about: Mapping[str, Any], params: Mapping[str, Any]) -> None:
         (_, types, *keys), _ = jax.tree.unflatten(exported.in_tree, exported.in_avals)
-        self.inputs = tuple(ValueInfo(n, _as_type(types[n])) for n in about["inputs"])
-        self.outputs = tuple(about["outputs"])
-        self.platforms, self.exported = exported.platforms, exported
+        self.inputs: tuple[ValueInfo, ...] = tuple(ValueInfo(n, _as_type(types[n])) for n in about["inputs"])
+        self.outputs: tuple[str, ...] = tuple(about["outputs"])
+        self.platforms: tuple[str, ...] = tuple(exported.platforms)
+        self.exported: export.Exported = exported
         self._draws, self._constraints = bool(keys), about.get("constraints", ())
         self._fields = field_names(self.outputs)
         self._jitted = jax.jit(exported.call)
