@@ -184,6 +184,12 @@ class Spec:
         """What a call evaluates of a graph derived from this one: with ``groups``, one node that maps it over them."""
         return graph if self.groups is None else self.groups.over(graph)
 
+    def of_group(self) -> Self:
+        """The spec of a model that runs one group of samples; itself without ``groups``."""
+        names = {v.name for v in self.inputs}
+        inputs = tuple(v for v in self.graph.inputs if v.name in names)
+        return self if self.groups is None else replace(self, groups=None, inputs=inputs)
+
     @cached_property
     def called(self) -> Graph:
         """What a call evaluates."""

@@ -45,9 +45,8 @@ def with_new_shapes(model: Any, changes: Mapping[str, Any]) -> Any:
     )
     every = {**model.changed(), **changes}
     undeclared = tuple(_declared(v, None) if v.name in stale else v for v in graph.outputs)
-    found = _computed(
-        model._replace(model.spec.with_graph(replace(changed, outputs=undeclared), changes=every)), shapes
-    )
+    spec = model.spec.with_graph(replace(changed, outputs=undeclared), changes=every)
+    found = _computed(model._replace(spec.of_group()), shapes)
     outputs = tuple(_declared(v, found.get(v.name)) if v.name in stale else v for v in graph.outputs)
     write = partial(_write, shapes, {v.name: v.shape for v in outputs if v.name in stale and v.shape}, stale)
     return model._replace(

@@ -360,6 +360,14 @@ def test_nodes_of_a_rebatched_model_are_seen_and_cut(tmp_path: Any) -> None:
     np.testing.assert_allclose(free.simplified()(x), values["y"], rtol=1e-5, atol=1e-6)
 
 
+def test_a_rebatched_model_takes_another_number_of_classes(tmp_path: Any) -> None:
+    proto = flattened()
+    proto.graph.output[0].CopyFrom(value("y", np.float32, [1, 5]))
+    new = onnx2jax.convert(proto, rebatch=True).with_params({"w": weight(12, 2)}, new_shapes=True)
+    assert new.outputs[0].shape == ("batch", 2) and new(np.zeros((3, 3, 2, 2), np.float32)).shape == (3, 2)
+    assert onnx2jax.convert(new.save(tmp_path / "new.onnx")).outputs[0].shape == (1, 2)
+
+
 def test_the_summary_of_a_rebatched_model_may_need_a_value() -> None:
     reshape = helper.make_node("Reshape", ["x", "shape"], ["y"], "reshape")
     inputs = [value("x", np.float32, [1, 4]), value("shape", np.int64, [3])]
