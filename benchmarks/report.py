@@ -35,7 +35,7 @@ roundings add up, each node must agree on the same operands. Hand-written JAX is
 `make bench` writes this page. TPUs and GPUs: [Accelerators](accelerators.md)."""
 SUMMARY: Final = """## Summary
 
-Time of onnxruntime over ours, by class of model, on a CPU. The last column is the choice for inference alone: onnx2jax
+Time of onnxruntime over ours, by class of model, on a CPU. The second column is the choice for inference alone: onnx2jax
 adds gradients, vmap, sharding, TPUs and GPUs for all of them."""
 NEWEST: Final = "The first column of medians is of the newest release of JAX (`make bench-newest`, in fewer rounds) on"
 FAST: Final = 0.95
@@ -108,12 +108,12 @@ def _summary(figures: Mapping[str, Any], newest: Mapping[str, Any] | None) -> st
         middle = np.median([ratio for ratio, _ in rows])
         choice = "onnx2jax" if middle >= FAST else "either" if middle >= CLOSE else "onnxruntime"
         medians = ("-" if m != m else f"**{m:.2f}** ({low:.2f} to {high:.2f})" for low, m, high in quantiles)
-        cells = [kind, str(len(rows)), *medians]
-        lines.append([*cells, *(f"{name} {ratio:.2f}" for ratio, name in (rows[0], rows[-1])), choice])
+        cells = [kind, choice, str(len(rows)), *medians]
+        lines.append([*cells, *(f"{name} {ratio:.2f}" for ratio, name in (rows[0], rows[-1]))])
     names = (
         ["median (quartiles)"] if newest is None else [f"jax {_release(each)}: median (quartiles)" for each in releases]
     )
-    return _lines(["class", "rows", *names, "slowest", "fastest", "on a CPU pick"], lines)
+    return _lines(["class", "on a CPU pick", "rows", *names, "slowest", "fastest"], lines)
 
 
 def _release(figures: Mapping[str, Any]) -> str:

@@ -124,7 +124,9 @@ Supported operators, generated from the registry, ONNX's schemas ({onnx}) and th
 _MICROSOFT_TYPES = """\
 
 ONNX defines no schemas for this domain. `tests/ops/test_microsoft_types.py` runs the operators in each type that
-onnxruntime's schemas allow. Unsupported operators of onnxruntime's schemas: {missing}.
+onnxruntime's schemas allow. Unsupported operators of onnxruntime's schemas:
+
+{missing}
 """
 
 _WITHOUT_TYPES = ("com.microsoft", extensions.DOMAINS[0])
@@ -132,7 +134,8 @@ _EXTENSIONS = """\
 
 Operators of the package onnxruntime-extensions, also under its second domain, `com.microsoft.extensions`.
 `tests/ops/test_extensions.py` compares them with its library if it is installed. Unsupported, with alternatives:
-{missing}.
+
+{missing}
 """
 
 
@@ -235,12 +238,12 @@ def own() -> dict[str, dict[str, tuple[int, ...]]]:
 
 
 def _missing(supported: Collection[str], missing: Mapping[str, str]) -> str:
-    """The unsupported operators, by reason."""
+    """A list of the unsupported operators, by reason."""
     reasons = defaultdict(list)
     for name, why in sorted(missing.items()):
         if name not in supported:
             reasons[why].append(f"`{name}`")
-    return "; ".join(f"{', '.join(names)} ({why})" for why, names in reasons.items())
+    return "\n".join(f"- {', '.join(names)}: {why}" for why, names in reasons.items())
 
 
 def page() -> str:

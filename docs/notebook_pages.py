@@ -1,4 +1,4 @@
-"""A hook of MkDocs: each notebook is a page, with the outputs that are kept in it."""
+"""Hooks of MkDocs: each notebook is a page, with the outputs that are kept in it; and how long lists are shown."""
 
 from __future__ import annotations
 
@@ -11,6 +11,12 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 FOLDER = "notebooks/"
+META: dict[str, dict[str, Any]] = {
+    "operators.md": {"hide": ["toc"], "search": {"boost": 0.1}},
+    "changelog.md": {"search": {"boost": 0.1}},
+    "scaling.md": {"hide": ["toc"]},
+}
+"""Front matter of pages that have none of their own: room for wide tables, and guides before lists in the search."""
 
 
 def on_files(files: Files, *, config: Any) -> Files:
@@ -26,8 +32,10 @@ def on_files(files: Files, *, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Links from notebook to notebook lead to pages."""
+    page.meta.update(META.get(page.file.src_uri, {}))
     if not page.file.src_uri.startswith(FOLDER):
         return markdown
+    page.meta["hide"] = ["toc"]  # code and outputs are up to 120 columns wide
     return re.sub(r"(\]\(\w+)\.ipynb\)", r"\1.md)", markdown).replace("../CONTRIBUTING.md", "../contributing.md")
 
 
