@@ -35,8 +35,8 @@ roundings add up, each node must agree on the same operands. Hand-written JAX is
 `make bench` writes this page. TPUs and GPUs: [Accelerators](accelerators.md)."""
 SUMMARY: Final = """## Summary
 
-Time of onnxruntime over ours, by class of model, on a CPU. The second column is the choice for inference alone: onnx2jax
-adds gradients, vmap, sharding, TPUs and GPUs for all of them."""
+Time of onnxruntime over ours, by class of model, on a CPU. The second column is the choice for inference alone:
+onnx2jax adds gradients, vmap, sharding, TPUs and GPUs for all of them."""
 NEWEST: Final = "The first column of medians is of the newest release of JAX (`make bench-newest`, in fewer rounds) on"
 FAST: Final = 0.95
 """Median ratio from which onnx2jax is no slower in practice."""

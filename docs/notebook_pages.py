@@ -31,12 +31,13 @@ def on_files(files: Files, *, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Links from notebook to notebook lead to pages."""
+    """Links to notebooks lead to their pages."""
     page.meta.update(META.get(page.file.src_uri, {}))
+    markdown = re.sub(r"(\]\([\w/]+)\.ipynb\)", r"\1.md)", markdown)
     if not page.file.src_uri.startswith(FOLDER):
         return markdown
     page.meta["hide"] = ["toc"]  # code and outputs are up to 120 columns wide
-    return re.sub(r"(\]\(\w+)\.ipynb\)", r"\1.md)", markdown).replace("../CONTRIBUTING.md", "../contributing.md")
+    return markdown.replace("../CONTRIBUTING.md", "../contributing.md")
 
 
 def as_markdown(notebook: Any, name: str) -> tuple[str, dict[str, bytes]]:

@@ -282,8 +282,9 @@ class Model(Views, Exports):
         """The model under other options, with the same parameter values, trained ones too.
 
         Args:
-            **options: keywords of ``convert``, of its five groups; others stay as they are. Those that rewrite the
-                graph (``max_size``, ``weights``, ``dtype``) apply before ``cut``, ``replace``, ``simplified``.
+            **options: keywords of ``convert``, in the same five groups, but those of ``read``; the others stay as they
+                are. Those that rewrite the graph (``max_size``, ``weights``, ``dtype``) apply before ``cut``,
+                ``replace``, ``simplified``.
 
         Raises:
             TypeError: an unknown keyword.

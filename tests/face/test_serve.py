@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import threading
@@ -13,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnx2jax.data import demo_samples
+from benchmarks.serve import load, sample
+from onnx2jax.data import demo_model, demo_samples
 from tests.support import pages
 from tests.support.helpers import ROOT
 
@@ -48,14 +50,17 @@ class Server:
         self.batches.append(len(feeds.get("image", ())))
         return self.module.model.run(names, feeds)
 
+    @property
+    def port(self) -> int:
+        return self.server.servers[0].sockets[0].getsockname()[1]
+
     def start(self) -> None:
         self.thread.start()
         wait_until(lambda: self.server.started)
 
     def ask(self, inputs: Any, path: str = "/predict") -> tuple[int, Any]:
         """The status and body of an answer."""
-        port = self.server.servers[0].sockets[0].getsockname()[1]
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         body = None if inputs is None else json.dumps(inputs)
         connection.request("GET" if inputs is None else "POST", path, body, {"Content-Type": "application/json"})
         answer = connection.getresponse()
@@ -168,6 +173,12 @@ def test_decimals_are_not_cast_to_integers(server: Server, monkeypatch: pytest.M
     assert to_array("float32", [True]).dtype == to_array("bool", [True]).dtype == np.bool_
     with pytest.raises(OverflowError):
         to_array("uint8", [256])
+
+
+def test_the_load_test_waits_for_every_answer(server: Server) -> None:
+    server.batches.clear()
+    asyncio.run(load(server.port, sample(demo_model()), clients=2, count=3))
+    assert sum(server.batches) == 6
 
 
 def test_shutdown_answers_what_waits() -> None:
