@@ -73,13 +73,13 @@ class Steps(Graphs):
     others: tuple[str, ...]
 
     def __init__(self, model: Model, first: Model | None = None, embed: Any = None) -> None:
-        if flag := caches(model).roles.get("has_past"):  # one file for prefill and step
+        if flag := caches(model, sized=False).roles.get("has_past"):  # one file for prefill and step
             first, model = (
                 with_graph(model, inline_branch(model.graph, flag.name, past), {flag.name: np.array([past])})
                 for past in (False, True)
             )
         model, first = with_layer_calls(model), None if first is None else with_layer_calls(first)
-        ends = {n for p in caches(model).pairs for n in (p.past.name, p.present)}
+        ends = {n for p in caches(model, sized=False).pairs for n in (p.past.name, p.present)}
         model, first = with_narrow_ends(model, ends), None if first is None else with_narrow_ends(first, ends)
         self.caches = found = caches(model)
         self.embedding = Embedding(embed) if embed is not None else None

@@ -58,8 +58,10 @@ class Caches:
         return {p.past.name: np.zeros(extents(p, batch, p.window), p.dtype) for p in self.pairs}
 
 
-def caches(model: Model) -> Caches:
+def caches(model: Model, *, sized: bool = True) -> Caches:
     """A decoder's inputs and outputs by role.
+
+    ``sized``: extents that the file leaves free are inferred, which evaluates the model abstractly.
 
     >>> import onnx2jax
     >>> found = caches(onnx2jax.convert(onnx2jax.demo_decoder()))
@@ -74,7 +76,7 @@ def caches(model: Model) -> Caches:
     taken = {v.name for v in roles.values()}
     pairs = tuple(pairs_of(model.graph, [v for v in model.inputs if v.name not in taken]))
     sizes: dict[str, int] = {}
-    pairs = tuple(_with_sizes(model, pair, sizes) for pair in pairs)
+    pairs = tuple(_with_sizes(model, pair, sizes) for pair in pairs) if sized else pairs
     taken |= {p.past.name for p in pairs}
     others = tuple(v for v in model.inputs if v.name not in taken)
     return Caches(roles, pairs, others, _logits(model.graph, pairs))

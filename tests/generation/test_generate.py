@@ -356,7 +356,7 @@ def test_an_unrecognised_cache_is_a_missing_input() -> None:
         decoder.generate(P, 2)
 
 
-def test_programs_for_a_gpu_hoist_and_are_not_stored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_programs_for_a_gpu_hoist_and_are_stored_as_they_are_lowered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made: list[Passes] = []
 
     def recorded(*args: Any, **options: Any) -> Passes:
@@ -366,7 +366,10 @@ def test_programs_for_a_gpu_hoist_and_are_not_stored(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(loop, "Passes", recorded)
     monkeypatch.setattr(params, "is_cpu", lambda _: False)
     monkeypatch.setattr(loop.compat, "lowering_platform", lambda _: "cuda")
-    decoder = onnx2jax.decoder(onnx2jax.demo_decoder(), cache_dir=tmp_path)
-    assert bytes(decoder.generate(list(b"one two "), 8).texts()[0]) == b"three fo"
+    stored = []
+    for _ in range(2):
+        decoder = onnx2jax.decoder(onnx2jax.demo_decoder(), cache_dir=tmp_path)
+        assert bytes(decoder.generate(list(b"one two "), 8).texts()[0]) == b"three fo"
+        stored.append({*tmp_path.iterdir()})
     assert {o.platform for o in made} == {"cuda"}
-    assert not list(tmp_path.iterdir())
+    assert len(stored[0]) == 2 and stored[0] == stored[1]
