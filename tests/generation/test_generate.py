@@ -356,7 +356,7 @@ def test_an_unrecognised_cache_is_a_missing_input() -> None:
         decoder.generate(P, 2)
 
 
-def test_programs_for_a_gpu_hoist_and_are_stored_as_they_are_lowered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_programs_for_a_gpu_hoist_and_are_stored_as_lowered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made: list[Passes] = []
 
     def recorded(*args: Any, **options: Any) -> Passes:
