@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .. import compat
 from ..errors import InputShapeError, InputTypeError, InputValueError
 from ..model.calls.arguments import as_key
 from .sampling import BY_NAME, EMPTY, Choice, Sampling, as_arrays, greedy
@@ -23,7 +24,7 @@ def check_outside(given: Any) -> None:
     Raises:
         InputTypeError: an argument is a tracer, or the call is inside a ``jit``.
     """
-    if any(isinstance(v, jax.core.Tracer) for v in (*jax.tree.leaves(given), jnp.zeros(()))):
+    if compat.in_a_program() or any(isinstance(v, jax.core.Tracer) for v in jax.tree.leaves(given)):
         raise InputTypeError(
             "generate cannot run inside jit, vmap or grad: call it outside; or write the loop with decoder.prefill and "
             "decoder.step, which are pure functions"

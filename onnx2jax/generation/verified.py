@@ -107,7 +107,7 @@ class VerifiedSteps(Steps):
         longer = [np.concatenate([r[:1], r]) for r in rows] if short else rows
         want = self._prefill(longer, room, layout, choice, controls, others)
         state = self._prefill([r[:-1] for r in longer], room, layout, choice, unending, others)
-        state = replace(state, last=jax.numpy.asarray([r[-1] for r in longer], np.int32))
+        state = replace(state, last=jax.device_put(np.array([r[-1] for r in longer], np.int32)))
         stepped = self._programs.loop(state, 2, choice, unending, others).logits
         check_close(want.logits, stepped, room, **self._precision)
         self._verified.add(key)
