@@ -19,9 +19,10 @@ from jax import lax
 from .. import compat, progress
 from ..errors import InputValueError
 from ..jaxpr.pipeline import Passes
-from ..runtime.executable import Executable, Kept, portable, unless_configured
+from ..runtime.executable import Executable, portable, unless_configured
 from ..runtime.memory import trim_heap
 from ..runtime.persistent_jit import PersistentJit
+from ..runtime.program_cache import Kept
 from ..runtime.sections import Sections
 from .cache import Cache
 from .program_folder import ProgramFolder

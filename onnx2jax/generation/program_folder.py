@@ -9,8 +9,7 @@ from typing import Any, Final
 
 from ..ir.fingerprint import fingerprint
 from ..model.model import Model
-from ..runtime.executable import Kept
-from ..runtime.program_cache import Entry, Store
+from ..runtime.program_cache import Entry, Kept, Store
 from .graphs import compiled_models
 from .steps import Steps
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, Final
 
@@ -20,37 +20,10 @@ from .inline_dispatch import bound, is_inline, synchronous
 from .memory import trim_heap
 from .numpy_executor import NumpyProgram, numpy_program, without_warnings
 from .params import DeviceParams
-from .program_cache import Store, load_or_compile
+from .program_cache import Kept, Store, load_or_compile
 
 TRIM_BYTES: Final = 1 << 26
 """Bytes of hoisted values after which freed memory is given back to the system."""
-
-
-@dataclass(frozen=True)
-class Kept:
-    """The picklable state of an Executable, for another process.
-
-    Attributes:
-        results: the pytree of its results, with integers in place of arrays.
-        split: its hoisted steps.
-        code: the executable as JAX serializes it; None where it is part of another program.
-        is_inline: whether calls with NumPy arrays run it in their own thread.
-        compiled: the executable as a function, once it is loaded: for such calls where ``is_inline``.
-    """
-
-    results: Any
-    split: SplitProgram | None
-    code: Any
-    is_inline: bool = False
-    compiled: Any = None
-
-    def loaded(self, as_numpy: bool) -> Kept:
-        """The same with ``code``, if it has any, loaded for calls with NumPy arrays or with JAX's."""
-        if self.code is None:
-            return self
-        is_inline = self.is_inline and as_numpy
-        devices = [compat.synchronous_device()] if is_inline else []
-        return replace(self, is_inline=is_inline, compiled=compat.load_compiled(self.code, *devices))
 
 
 class Executable:

@@ -15,6 +15,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
@@ -28,7 +29,7 @@ from ..proto import atomic
 from .cache_folder import SUFFIX, VARIABLE, is_private, is_users, trim
 
 if TYPE_CHECKING:
-    from .executable import Kept
+    from ..jaxpr.passes.any.hoist_params import SplitProgram
 
 T = TypeVar("T")
 DIGEST: Final = 32
@@ -40,6 +41,33 @@ class Entry(NamedTuple):
 
     path: Path
     key: bytes
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The picklable state of an Executable, for another process.
+
+    Attributes:
+        results: the pytree of its results, with integers in place of arrays.
+        split: its hoisted steps.
+        code: the executable as JAX serializes it; None where it is part of another program.
+        is_inline: whether calls with NumPy arrays run it in their own thread.
+        compiled: the executable as a function, once it is loaded: for such calls where ``is_inline``.
+    """
+
+    results: Any
+    split: SplitProgram | None
+    code: Any
+    is_inline: bool = False
+    compiled: Any = None
+
+    def loaded(self, as_numpy: bool) -> Kept:
+        """The same with ``code``, if it has any, loaded for calls with NumPy arrays or with JAX's."""
+        if self.code is None:
+            return self
+        is_inline = self.is_inline and as_numpy
+        devices = [compat.synchronous_device()] if is_inline else []
+        return replace(self, is_inline=is_inline, compiled=compat.load_compiled(self.code, *devices))
 
 
 class Compiled(NamedTuple):
