@@ -16,6 +16,7 @@ from typing import Final
 from ..errors import UnsupportedError
 from ..ops.registry import Operator, resolve
 from ..proto.dtypes import to_dtype
+from ..proto.types import MapType, OptionalType, SequenceType, TensorType, ValueInfo, ValueType
 from . import analysis
 from .casts import DOUBLE, NARROWER, WIDE, Casts
 from .graph import Function, Graph, Node, with_graphs
@@ -28,7 +29,7 @@ DOMAINS: Final = ("", "ai.onnx.preview", "com.microsoft")
 
 
 def widened(graph: Graph) -> Graph:
-    """The main graph with its nodes' casts, for computing in float64.
+    """The main graph with its nodes' casts, for computing in float64; its values are declared in it.
 
     Raises:
         UnsupportedError: nodes of the graph differentiate other nodes, or a node reads the bits of a 16-bit float.
@@ -50,7 +51,10 @@ class _Widening:
     functions: dict[Function, Function] = field(default_factory=dict)
 
     def of(self, graph: Graph) -> Graph:
-        return replace(graph, nodes=tuple(map(self._node, graph.nodes)))
+        inputs, outputs = (tuple(map(_declared, values)) for values in (graph.inputs, graph.outputs))
+        value_info = {n: _declared(v) for n, v in graph.value_info.items()}
+        nodes = tuple(map(self._node, graph.nodes))
+        return replace(graph, inputs=inputs, outputs=outputs, value_info=value_info, nodes=nodes)
 
     def _node(self, node: Node) -> Node:
         if isinstance(node.target, Function):
@@ -65,6 +69,21 @@ class _Widening:
         if function not in self.functions:
             self.functions[function] = replace(function, body=self.of(function.body))
         return self.functions[function]
+
+
+def _declared(value: ValueInfo) -> ValueInfo:
+    return replace(value, type=_type(value.type))
+
+
+def _type(kind: ValueType | None) -> ValueType | None:
+    match kind:
+        case TensorType() if kind.dtype in NARROWER:
+            return replace(kind, dtype=DOUBLE)
+        case SequenceType() | OptionalType():
+            return replace(kind, element=_type(kind.element))
+        case MapType():
+            return replace(kind, value=_type(kind.value))
+    return kind
 
 
 def _casts(node: Node) -> Casts | None:

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...errors import InputNameError, InputTypeError, did_you_mean
-from ...ir.casts import DOUBLE, NARROWER
+from ...ir.casts import DOUBLE
 from ...ir.graph import Graph, Imported
 from ...ir.precision import computed_in, pinned
 from ...ops.arrays import HALF
-from ...proto.types import MapType, OptionalType, SequenceType, TensorType, ValueInfo, ValueType
+from ...proto.types import TensorType, ValueInfo
 from .parts import by_pattern
 
 DTYPES: Final = ("bfloat16", "float16", "float64")
@@ -56,9 +56,7 @@ def with_dtype(imported: Imported, dtype: np.dtype | None, outputs: bool, float3
             raise InputTypeError("float32= keeps nodes of a model that computes in another type: add dtype='bfloat16'")
         return imported
     graph = pinned(imported.graph, _named(imported.graph, float32), dtype)
-    if dtype == DOUBLE:
-        graph = with_declared(graph, [v.name for v in (*graph.inputs, *graph.outputs)], dtype)
-    elif outputs:
+    if outputs:
         graph = with_declared(graph, [v.name for v in graph.outputs], dtype)
     return replace(imported, graph=computed_in(graph, dtype))
 
@@ -76,21 +74,13 @@ def _named(graph: Graph, patterns: Sequence[str]) -> set[str]:
 
 
 def with_declared(graph: Graph, names: Collection[str], dtype: np.dtype) -> Graph:
-    """The graph with some of its inputs and outputs declared in ``dtype``: those of the types that become it."""
-    types = NARROWER if dtype == DOUBLE else frozenset((np.dtype(np.float32),))
-
-    def computed(kind: ValueType | None) -> ValueType | None:
-        match kind:
-            case TensorType() if kind.dtype in types:
-                return replace(kind, dtype=dtype)
-            case SequenceType() | OptionalType():
-                return replace(kind, element=computed(kind.element))
-            case MapType():
-                return replace(kind, value=computed(kind.value))
-        return kind
+    """The graph with some of its float32 inputs and outputs declared in ``dtype``."""
 
     def declared(info: ValueInfo) -> ValueInfo:
-        return replace(info, type=computed(info.type)) if info.name in names else info
+        kind = info.type
+        if info.name not in names or not isinstance(kind, TensorType) or kind.dtype != np.float32:
+            return info
+        return replace(info, type=replace(kind, dtype=dtype))
 
     return replace(graph, inputs=tuple(map(declared, graph.inputs)), outputs=tuple(map(declared, graph.outputs)))
 
