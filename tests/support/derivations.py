@@ -176,7 +176,7 @@ class Derivations(RuleBasedStateMachine):
     @rule(k=whole)
     def simplify(self, k: int) -> None:
         subject, _ = self.draw(k)
-        if not subject.is_whole or subject.options.keys() & {"rebatch", "dtype", "weights", "max_size"}:
+        if not subject.is_whole or subject.options.keys() & {"dtype", "weights", "max_size"}:
             return
         with self.configured():
             other = subject.model.simplified()
@@ -243,7 +243,7 @@ class Derivations(RuleBasedStateMachine):
     @rule(k=whole)
     def cut_at_outputs(self, k: int) -> None:
         subject, rng = self.draw(k)
-        if subject.case.draws or subject.options or subject.joined:
+        if subject.case.draws or subject.options.keys() - {"rebatch"} or subject.joined:
             return
         available = subject.inner
         chosen = [n for n in available if rng.integers(2)] or available[:1]
@@ -269,7 +269,9 @@ class Derivations(RuleBasedStateMachine):
         subject, rng = self.draw(k)
         fixed = {"where", "r" if subject.case.decides else "where", *subject.functions}
         inner = [n for n in subject.inner if n not in fixed]
-        if subject.case.draws or subject.options or subject.joined or subject.case is CASES["texts"] or not inner:
+        if subject.case.draws or subject.options.keys() - {"rebatch"} or subject.joined or not inner:
+            return
+        if subject.case is CASES["texts"]:
             return
         chosen = str(rng.choice(inner))
 
