@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from graphlib import TopologicalSorter
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import onnx2jax
@@ -136,3 +140,26 @@ import sys
 assert not {"onnx", "onnxruntime"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_first_and_later_calls_pass_few_functions_of_ours() -> None:
+    """Without operators and what rewrites programs, which depend on the network."""
+    model, x = onnx2jax.convert(onnx2jax.demo_model(), cache_dir=None), np.zeros((1, 1, 8, 8), np.float32)
+    package = str(Path(onnx2jax.__file__).parent)
+    others = tuple(f"{package}/{room}/" for room in ("ops", "jaxpr"))
+    passed: list[set[Any]] = [set(), set()]
+    for codes in passed:
+
+        def note(frame: Any, event: str, _: Any, codes: set[Any] = codes) -> None:
+            code = frame.f_code
+            if event == "call" and code.co_flags & inspect.CO_NEWLOCALS and not code.co_name.startswith("<"):
+                codes |= {code} if code.co_filename.startswith(package) else set()
+
+        sys.setprofile(note)
+        try:
+            model(x)
+        finally:
+            sys.setprofile(None)
+    first, later = ({c for c in codes if not c.co_filename.startswith(others)} for codes in passed)
+    assert len(first) <= 165 and len({c.co_filename for c in first}) <= 36
+    assert len(later) <= 12, sorted(c.co_qualname for c in later)

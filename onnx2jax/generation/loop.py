@@ -19,6 +19,7 @@ from jax import lax
 from .. import compat, progress
 from ..errors import InputValueError
 from ..jaxpr.pipeline import Passes
+from ..runtime.dispatch import argument_types
 from ..runtime.executable import Executable, portable, unless_configured
 from ..runtime.memory import trim_heap
 from ..runtime.persistent_jit import PersistentJit
@@ -168,7 +169,7 @@ class Programs:
         target = self._target
         if target is None or compat.checks_values() or self.steps.model.settings.scan_layers != "calls":
             return None
-        signature = ("layers", *key, compat.trace_context(), _signature(args))
+        signature = ("layers", *key, compat.trace_context(), argument_types(args))
         if signature not in self._compiled_programs:
             weights = self.steps.weights
             with compat.enable_x64(), progress.stage("compiling the decoder's layers"):
@@ -191,19 +192,19 @@ class Programs:
 
         ``in_loop``: the function is called inside a loop on the device.
         """
-        signature = (*key, _signature(args))
+        signature = (*key, argument_types(args))
         own = compat.trace_context(), *signature
         if own not in self._compiled_programs:
             self._compiled_programs[own] = self._hoist(signature, function, in_loop, *args)
             hoisted = self._compiled_programs[own][1]
-            self._weight_signatures[id(hoisted)] = _signature(hoisted)
+            self._weight_signatures[id(hoisted)] = argument_types(hoisted)
         found: tuple[Callable[..., Any], Any] = self._compiled_programs[own]
         return found
 
     def run(self, key: Any, function: Any, donate: Sequence[int], *args: Any, **fixed: Any) -> Any:
         """The result of a function, compiled for the signature of its arguments; ``key`` determines ``fixed``."""
-        weights = self._weight_signatures.get(id(args[0])) or _signature(args[0])
-        signature = ("run", *key, weights, _signature(args[1:]))
+        weights = self._weight_signatures.get(id(args[0])) or argument_types(args[0])
+        signature = ("run", *key, weights, argument_types(args[1:]))
         own = compat.trace_context(), *signature
         with compat.enable_x64():
             if own in self._compiled_programs:
@@ -337,8 +338,3 @@ def stop_array(stop: Sequence[Sequence[int]]) -> np.ndarray:
 def _skipped(in_loop: bool) -> frozenset[str]:
     """Passes that do not run over a decoder's programs: kernels inside of a loop share a thread, unrolled or not."""
     return frozenset({"fold_batchnorm", "unroll_loops"} if in_loop else {"fold_batchnorm"})
-
-
-def _signature(args: Any) -> Any:
-    leaves, structure = jax.tree.flatten(args)
-    return structure, tuple((np.shape(v), str(v.dtype)) for v in leaves)

@@ -31,14 +31,20 @@ class _Step(Abstract):
 
 
 def slopes(probes: Sequence[Values]) -> dict[str, float]:
-    """The growth per token of each value that grows linearly over three probes, all elements equally."""
+    """The growth per token of each value that grows linearly over three probes, all elements equally.
+
+    >>> slopes([{"end": np.array([n]), "mask": np.array(-np.inf)} for n in PROBED_LENGTHS])
+    {'end': 1}
+    """
     growing = {}
     for name in set.intersection(*map(set, probes)) if probes else ():
         a, b, c = (p[name] for p in probes)
         if not all(type(v) is np.ndarray for v in (a, b, c)) or not a.shape == b.shape == c.shape:
             continue
-        if a.dtype.kind in "if" and a.size and len(growth := np.unique(np.stack([b - a, c - b]))) == 1 and growth[0]:
-            growing[name] = growth[0].item()
+        if a.dtype.kind in "if" and a.size and np.isfinite([a, b, c]).all():
+            growth = np.unique(np.stack([b - a, c - b]))
+            if growth.size == 1 and growth[0]:
+                growing[name] = growth[0].item()
     return growing
 
 

@@ -149,6 +149,12 @@ def signature(
     return tuple.__new__(Signature, fields)  # half as long as Signature(*fields), in each call
 
 
+def argument_types(args: Any) -> Hashable:
+    """What arguments in a pytree add to a key: its structure, and shape, dtype and weak type of each array."""
+    leaves, structure = jax.tree.flatten(args)
+    return structure, tuple((np.shape(v), str(v.dtype), getattr(v, "weak_type", False)) for v in leaves)
+
+
 class BoundCall(NamedTuple):
     """A compiled program bound to parameter values, for calls of one signature."""
 

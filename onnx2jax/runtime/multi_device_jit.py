@@ -24,6 +24,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSha
 
 from .. import compat
 from ..jaxpr.program import Equation, Program, as_function, is_literal, literal_value, variables
+from .dispatch import argument_types
 
 Place = Sharding | None
 """Whole on the devices on which an array lies; None where it may lie anywhere."""
@@ -38,10 +39,9 @@ class Spread:
 
     def __call__(self, *args: Any) -> Any:
         """What the function returns, each array where the devices computed it."""
-        leaves, structure = jax.tree.flatten(args)
+        leaves = jax.tree.leaves(args)
         places = tuple(map(_place, leaves))
-        types = tuple((v.shape, v.dtype, getattr(v, "weak_type", False)) for v in leaves)
-        key = structure, types, places, compat.trace_context()
+        key = argument_types(args), places, compat.trace_context()
         if key not in self._plans:
             self._plans[key] = _Plan(self.function, args, places)
         return self._plans[key](leaves)
@@ -65,7 +65,7 @@ class _Plan:
             groups.setdefault((level, place), []).append(equation)
             where.update(dict.fromkeys(equation.outputs, (level, place)))
         order = sorted(groups, key=lambda group: group[0])
-        self.parts = [_Part(self.program, groups[group], group[1]) for group in _anywhere_first(order)]
+        self.parts = [_DeviceProgram(self.program, groups[group], group[1]) for group in _anywhere_first(order)]
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
         values = {**self.program.constants, **dict(zip(self.program.inputs, leaves, strict=True))}
@@ -80,7 +80,7 @@ def _anywhere_first(order: Sequence[tuple[int, Place]]) -> list[tuple[int, Place
     return sorted(order, key=lambda group: (group[0], group[1] is not None))
 
 
-class _Part:
+class _DeviceProgram:
     """Some equations as a program on the devices of one place."""
 
     def __init__(self, program: Program, equations: Sequence[Equation], place: Place) -> None:
