@@ -25,6 +25,8 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSha
 from .. import compat
 from ..jaxpr.program import Equation, Program, as_function, is_literal, literal_value, variables
 from .dispatch import argument_types
+from .persistent_jit import PersistentJit
+from .program_cache import Store
 
 Place = Sharding | None
 """Whole on the devices on which an array lies; None where it may lie anywhere."""
@@ -35,6 +37,8 @@ class Spread:
     """The function, traced once for each signature of its arguments and configuration of JAX, compiled in parts."""
 
     function: Callable[..., Any]
+    store: Store | None = None
+    """Keeps the compiled parts."""
     _plans: dict[Any, _Plan] = field(default_factory=dict)
 
     def __call__(self, *args: Any) -> Any:
@@ -43,14 +47,16 @@ class Spread:
         places = tuple(map(_place, leaves))
         key = argument_types(args), places, compat.trace_context()
         if key not in self._plans:
-            self._plans[key] = _Plan(self.function, args, places)
+            self._plans[key] = _Plan(self.function, args, places, self.store)
         return self._plans[key](leaves)
 
 
 class _Plan:
     """The parts of a function for one signature."""
 
-    def __init__(self, function: Callable[..., Any], args: Sequence[Any], places: Sequence[Place]) -> None:
+    def __init__(
+        self, function: Callable[..., Any], args: Sequence[Any], places: Sequence[Place], store: Store | None
+    ) -> None:
         types = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype), tuple(args))
         closed, shape = jax.make_jaxpr(function, return_shape=True)(*types)
         self.structure, self.program = jax.tree.structure(shape), Program.of(closed)
@@ -65,7 +71,7 @@ class _Plan:
             groups.setdefault((level, place), []).append(equation)
             where.update(dict.fromkeys(equation.outputs, (level, place)))
         order = sorted(groups, key=lambda group: group[0])
-        self.parts = [_DeviceProgram(self.program, groups[group], group[1]) for group in _anywhere_first(order)]
+        self.parts = [_DeviceProgram(self.program, groups[group], group[1], store) for group in _anywhere_first(order)]
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
         values = {**self.program.constants, **dict(zip(self.program.inputs, leaves, strict=True))}
@@ -83,7 +89,7 @@ def _anywhere_first(order: Sequence[tuple[int, Place]]) -> list[tuple[int, Place
 class _DeviceProgram:
     """Some equations as a program on the devices of one place."""
 
-    def __init__(self, program: Program, equations: Sequence[Equation], place: Place) -> None:
+    def __init__(self, program: Program, equations: Sequence[Equation], place: Place, store: Store | None) -> None:
         self.place = place
         inside = {v for e in equations for v in e.outputs}
         self.takes = [v for v in dict.fromkeys(variables(v for e in equations for v in e.inputs)) if v not in inside]
@@ -92,7 +98,7 @@ class _DeviceProgram:
         later |= set(variables(program.outputs))
         self.gives = [v for e in equations for v in e.outputs if v in later]
         part = program.replace(inputs=self.takes, outputs=self.gives, equations=equations, constants={})
-        self.program = jax.jit(as_function(part.closed()))
+        self.program = PersistentJit(jax.jit(as_function(part.closed())), store)
 
     def __call__(self, values: Mapping[Any, Any]) -> dict[Any, Any]:
         taken = [self._here(values[v]) for v in self.takes]

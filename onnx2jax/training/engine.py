@@ -80,12 +80,12 @@ class TrainingEngine:
         """The state on its devices."""
         return jax.tree.map(put, state, self.shardings(state)) if self._placement else state
 
-    def _init_optimizer(self, optimizer: Any, params: dict[str, jax.Array]) -> Any:
+    def _init_optimizer(self, optimizer: Any, store: Store | None, params: dict[str, jax.Array]) -> Any:
         """The initial optimizer state; over a mesh, no device ever holds more than its shards."""
         if self._placement is None:
             return optimizer.init(params)
         shardings = self.shardings(jax.eval_shape(optimizer.init, params))
-        return jax.jit(optimizer.init, out_shardings=shardings)(params)
+        return PersistentJit(jax.jit(optimizer.init, out_shardings=shardings), store)(params)
 
     def _put_params(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """The parameters on their devices, also inside a caller's JAX transformation."""

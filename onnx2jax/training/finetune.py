@@ -21,6 +21,7 @@ from ..ir import analysis
 from ..model.build import process_state
 from ..model.model import Model
 from ..runtime.multi_device_jit import Spread
+from ..runtime.program_cache import Store
 from ..sharding.plans import by_rules
 from ..sharding.processes import together
 from ..sharding.rules import own_rules
@@ -202,7 +203,7 @@ class FineTuning(TrainingEngine):
 
     @cached_property
     def _update(self) -> Any:
-        return Spread(self._apply_gradients)
+        return Spread(self._apply_gradients, Store.of(self._settings.cache_dir))
 
     def left_out(self) -> dict[str, str]:
         """Parameter name -> why it is not trained, for all that are not."""
@@ -243,7 +244,8 @@ class FineTuning(TrainingEngine):
                 values |= adapter.init(key)
             params = {n: values[n] for n in self.trainable}
             stats = {n: values[n] for n in self._form.statistics}
-            begin = Spread(self._optimizer.init) if self._in_stages else partial(self._init_optimizer, self._optimizer)
+            init, store = self._optimizer.init, Store.of(self._settings.cache_dir)
+            begin = Spread(init, store) if self._in_stages else partial(self._init_optimizer, self._optimizer, store)
             opt_state = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.asarray(leaf).dtype), begin(self._put(params)))
             scale = loss_scale.initial(self._model.settings.dtype)
             return self._put(FineTuningState(params, stats, opt_state, jnp.zeros((), jnp.int32), key, scale))
