@@ -129,11 +129,11 @@ def convert(
         cache_dir: a folder for compiled programs; left out (True), that of the environment variable
             ``ONNX2JAX_CACHE_DIR``, or ``onnx2jax`` in the user's folder of caches where that is not set; None, False or
             an empty variable for none. A later process, of the same versions and on the same kind of CPU, loads them in
-            place of tracing and compiling; they contain no weights. Trust the folder as you trust code; anything in it
-            may be deleted, and beyond 2 GB the least recently used are. Programs for other devices and meshes, with
-            custom operators, or that call linear algebra libraries are not stored: JAX's own compilation cache is for
-            them. While that is on (``jax_compilation_cache_dir``), nothing is stored here. In a folder that is named,
-            programs are compiled without oneDNN, which cannot be stored; in the user's own, such programs are not kept.
+            place of tracing and compiling; they contain no weights. Programs for other devices and meshes, of training
+            steps and layers, and with custom operators are traced there, but not compiled. Trust the folder as you
+            trust code; anything in it may be deleted, and beyond 2 GB the least recently used are. While JAX's own
+            cache is on (``jax_compilation_cache_dir``), nothing is stored here. In a folder that is named, programs on
+            one CPU are compiled without oneDNN, which cannot be stored; in the user's own, such programs are not kept.
         warn_after: compilations of one subprogram after which a RecompilationWarning names the cause and the fix.
         platform: trace programs for one platform, in its form of each operator, so that their jaxprs have no branches
             by platform (``lax.platform_dependent``): for ``jax.make_jaxpr`` and what reads jaxprs.
