@@ -20,7 +20,7 @@ from jax.lax import GatherScatterMode
 
 from ..jaxpr.const_eval import ELEMENTWISE, RULES, aligned, can_evaluate, index_of
 from ..jaxpr.program import Equation, Program, is_literal, literal_value, variables
-from ..limits import AN_ARRAY, SMALL_PROGRAM
+from ..limits import AN_ARRAY, NUMPY_PRODUCT, SMALL_PROGRAM
 from .inline_dispatch import Synchronous
 
 _CALL: Final = 0.55
@@ -295,6 +295,8 @@ def _cost(equation: Equation) -> float:
         return _CALL + 0.9 + 0.0011 * elements
     if name in {"pad", "concatenate"}:
         return _CALL + 1.2 + 0.0011 * elements
-    if name == "dot_general" or name in _VIEWS:
+    if name == "dot_general":
+        return _CALL if elements * equation.inputs[0].aval.shape[-1] <= NUMPY_PRODUCT else math.inf
+    if name in _VIEWS:
         return _CALL
     return _CALL + elements * (0.0005 if name in _FUNCTIONS else 0.00015)

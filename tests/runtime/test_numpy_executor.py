@@ -11,6 +11,8 @@ import pytest
 from onnx import helper
 
 import onnx2jax
+from onnx2jax.limits import NUMPY_PRODUCT
+from onnx2jax.runtime.numpy_executor import numpy_program
 from tests.support.models import mlp, mlp_reference, model, value
 
 X = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)
@@ -124,6 +126,12 @@ def test_large_and_unknown_programs_are_compiled() -> None:
     for m, rows in ((erf, 1), (large, 10_000)):
         m.run(None, {"x": np.repeat(X, rows, 0)})
         assert not runs_in_numpy(m)
+
+
+@pytest.mark.parametrize("columns", [NUMPY_PRODUCT // 4, NUMPY_PRODUCT // 4 + 1])
+def test_products_as_long_as_a_dispatch_are_compiled(columns: int) -> None:
+    closed = jax.make_jaxpr(lambda w, x: [x @ w])(np.ones((4, columns), np.float32), X[:1])
+    assert (numpy_program(closed, 1) is None) is (4 * columns > NUMPY_PRODUCT)
 
 
 def test_debug_nans_is_honoured() -> None:
