@@ -163,19 +163,13 @@ class Parameters:
         Raises:
             InputTypeError: one is traced, or no array of its type.
         """
-        types, changes = self.spec.types, self.spec.changes  # types are without integer variables of a TrainingModel
+        types, changes = self.spec.types, self.spec.changes
         if unchecked := [n for n in self._runtime.unchecked if n in changes]:
             raise InputTypeError(
                 f"parameter {unchecked[0]!r} is {type(changes[unchecked[0]]).__name__}, not an array of type "
                 f"{types[unchecked[0]]} on one device: such a model can be called, but not saved or trained"
             )
-        return in_file_types(self.spec, changes)
-
-
-def in_file_types(spec: Spec, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of parameters by name, cast to the file's element types."""
-    dtypes = {n: spec.types[n].dtype if n in spec.types else v.dtype for n, v in values.items()}
-    return {n: v if v.dtype == dtypes[n] else v.astype(dtypes[n]) for n, v in values.items()}
+        return self.spec.in_file_types(changes)
 
 
 def _on_host(value: Any) -> Any:

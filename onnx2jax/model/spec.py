@@ -195,6 +195,12 @@ class Spec:
         """What a call evaluates."""
         return self.over(self.graph)
 
+    def in_file_types(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Values of parameters by name, cast to the file's element types."""
+        types = self.types  # without integer variables of a TrainingModel
+        dtypes = {n: types[n].dtype if n in types else v.dtype for n, v in values.items()}
+        return {n: v if v.dtype == dtypes[n] else v.astype(dtypes[n]) for n, v in values.items()}
+
     @property
     def outputs(self) -> tuple[ValueInfo, ...]:
         """The outputs, in order."""

@@ -34,7 +34,6 @@ from ...proto.walk import tensors, weights
 from ...sharding.processes import together, writes
 from ...sharding.writing import configured
 from ..calls.arguments import check_readable
-from ..parameters import in_file_types
 
 PROTOBUF_LIMIT: Final = 2**31 - 1
 INLINE_LIMIT: Final = PROTOBUF_LIMIT - 2**20
@@ -136,10 +135,11 @@ def _opened(model: Any, params: Mapping[str, Any] | None, state: Any) -> tuple[O
             )
         opened = model.origin.open()
         values |= model.changed() if state is None else model.changed(state)
-        if hasattr(model, "spec") and params:  # model.params may be of the compute dtype
-            dtype = model.settings.dtype
-            computed = {n: v for n, v in params.items() if dtype and getattr(v, "dtype", None) == dtype}
-            params = {**params, **in_file_types(model.spec, computed)}
+        if (
+            params and hasattr(model, "spec") and (dtype := model.settings.dtype) is not None
+        ):  # model.params may have it
+            computed = {n: v for n, v in params.items() if getattr(v, "dtype", None) == dtype}
+            params = {**params, **model.spec.in_file_types(computed)}
     else:
         _, message, files = opened_file(model, {})
         opened = Opened(message, files)
