@@ -303,6 +303,8 @@ def test_parameters_keep_their_digits(tmp_path: Path) -> None:
         saved = onnx2jax.convert(onnx2jax.save(changed, tmp_path / "saved.onnx", params=params))
         assert {v.dtype for v in saved.params.values()} == {np.dtype(np.float32)}
         np.testing.assert_array_equal(saved.params["w1"], tiny["w1"].astype(np.float32))
+    back = changed.with_options(dtype=None)
+    assert back(X).dtype == back.params["w1"].dtype == np.float32
     given = model.with_params(onnx2jax.convert(mlp()).params)  # the file's type is accepted, and cast
     np.testing.assert_array_equal(given.params["w1"], model.params["w1"])
     assert given.params["w1"].dtype == np.float64
@@ -337,6 +339,7 @@ def test_export_and_meshes(tmp_path: Path) -> None:
     assert sharded.weights["w1"].dtype == np.float64
     assert sharded.weights["w1"].sharding.spec == PartitionSpec(None, "data")
     np.testing.assert_allclose(sharded(np.concatenate([X, X])), mlp_in_numpy(np.concatenate([X, X])), rtol=DIGITS)
+    np.testing.assert_allclose(double(mlp(), stages=2)(X), mlp_in_numpy(X), rtol=DIGITS)
 
 
 def test_a_decoder() -> None:

@@ -135,9 +135,8 @@ def _opened(model: Any, params: Mapping[str, Any] | None, state: Any) -> tuple[O
             )
         opened = model.origin.open()
         values |= model.changed() if state is None else model.changed(state)
-        if (
-            params and hasattr(model, "spec") and (dtype := model.settings.dtype) is not None
-        ):  # model.params may have it
+        if params and hasattr(model, "spec") and (dtype := model.settings.dtype) is not None:
+            # As ``model.params`` are.
             computed = {n: v for n, v in params.items() if getattr(v, "dtype", None) == dtype}
             params = {**params, **model.spec.in_file_types(computed)}
     else:
