@@ -70,21 +70,21 @@ def activation_functions(names, count, alphas, betas, clip, direction):
 
 
 def rnn_cell(_, recur, __, f):
-    """RNN: a step (input projection per gate, states) -> new states."""
+    """RNN: a step (input projection per gate, hidden state as products read it, states) -> new states."""
     projection = recur()
-    return lambda gates, states: (f(gates[0] + projection(states[0])),)
+    return lambda gates, hidden, _: (f(gates[0] + projection(hidden)),)
 
 
 def gru_cell(linear_before_reset, _, recur, bias, f, g):
     """GRU with gates z, r, h; ``bias`` is the recurrent bias of gate h, which the reset gate may multiply."""
     first, last = (recur(), None) if linear_before_reset else (recur(0, 2), recur(2))
 
-    def step(gates, states):
+    def step(gates, hidden, states):
         (h,) = states
-        z, r, *hidden = xp.split(first(h), 3 if last is None else 2, axis=-1)
+        z, r, *new = xp.split(first(hidden), 3 if last is None else 2, axis=-1)
         z, r = f(gates[0] + z), f(gates[1] + r)
-        hidden = r * (hidden[0] + bias) if last is None else last(r * h) + bias
-        return ((1 - z) * g(gates[2] + hidden) + z * h,)
+        new = r * (new[0] + bias) if last is None else last(r * h) + bias
+        return ((1 - z) * g(gates[2] + new) + z * h,)
 
     return step
 
@@ -93,8 +93,8 @@ def lstm_cell(P, input_forget, d, recur, _, f, g, h):
     """LSTM with gates i, o, f, c and optional peepholes P [directions, 3 * size] from the cell state to i, o and f."""
     projection = recur()
 
-    def step(gates, states):
-        hidden, cell = states
+    def step(gates, hidden, states):
+        cell = states[1]
         p = None if P is None else widen(P)[d].reshape(3, cell.shape[1])
         i, o, forget, c = (x + y for x, y in zip(gates, xp.split(projection(hidden), 4, axis=-1), strict=True))
         i, forget = (i, forget) if p is None else (i + p[0] * cell, forget + p[2] * cell)
@@ -105,32 +105,41 @@ def lstm_cell(P, input_forget, d, recur, _, f, g, h):
     return step
 
 
-def scan(cell, recur, rest, n_gates, sequence_lens, reverse, on_cpu, states, projections):
+def scan(cell, recur, rest, n_gates, sequence_lens, reverse, dtype, on_cpu, states, projections):
     """(Final states, outputs) of one direction, whose ``rest`` are the separate bias and the activations.
 
     On CPUs the input projections are split by gate outside the loop: XLA:CPU does not vectorize a loop that slices one
     array several times per step. With batch 8 a GRU of size 256 takes 41 us per step instead of 68 (batch 1: 8.4
     instead of 11.9), an LSTM with peepholes 60 instead of 85, and an LSTM without them the same. Elsewhere each step
-    splits its own: another copy of all projections would nearly double the temporary memory.
+    splits its own: another copy of all projections would nearly double the temporary memory. There, too, what products
+    of half precision read and write is stored in their ``dtype``: projections, outputs, and a copy of the hidden state.
     """
     step = cell(recur(on_cpu), *rest)
+    narrow = not on_cpu and dtype != projections.dtype
+    projections = projections.astype(dtype) if narrow else projections
+
+    def carried(states):
+        return (*states, states[0].astype(dtype)) if narrow else states
 
     def body(states, xs):
         t, gates = xs
-        new = step(gates if on_cpu else jnp.split(gates, n_gates, axis=-1), states)
+        *states, hidden = states if narrow else (*states, states[0])
+        new = step(gates if on_cpu else [widen(g) for g in jnp.split(gates, n_gates, axis=-1)], hidden, states)
         if sequence_lens is None:
-            return new, new[0]
+            return carried(new), new[0].astype(dtype)
         active = (t < sequence_lens)[:, None]
         new = tuple(xp.where(active, a, b) for a, b in zip(new, states, strict=True))
-        return new, xp.where(active, new[0], 0)
+        return carried(new), xp.where(active, new[0], 0).astype(dtype)
 
     count = projections.shape[0]
     if is_known((states, projections, sequence_lens)) and count:
         gates = np.split(projections, n_gates, axis=-1)
-        if is_known(step([gate[0] for gate in gates], states)):
+        if is_known(step([gate[0] for gate in gates], states[0], states)):
             return _steps(body, states, gates, reverse)
     xs = jnp.arange(count, dtype=np.int32), jnp.split(projections, n_gates, axis=-1) if on_cpu else projections
-    return lax.scan(body, states, xs, reverse=reverse, unroll=isinstance(count, int) and 0 < count <= RECURRENT_UNROLL)
+    unroll = isinstance(count, int) and 0 < count <= RECURRENT_UNROLL
+    states, outputs = lax.scan(body, carried(states), xs, reverse=reverse, unroll=unroll)
+    return ((states[-1].astype(np.float32), *states[1:-1]) if narrow else states), outputs
 
 
 def _steps(body, states, gates, reverse):
@@ -148,7 +157,7 @@ def layer(
 ):  # fmt: skip
     """(Y, final states...) of a recurrent layer; beyond its length a sequence keeps its state and outputs zeros.
 
-    Half precision is multiplied as it is; gates and states are float32, and results are rounded once.
+    Half precision is multiplied as it is; gates are computed and states kept in float32, and results are rounded once.
     ``cell(direction, recurrent projection, separate bias, *activations)`` returns a step; ``names`` are the default
     activations of one direction; ``project`` is ``projections`` or its equivalent for other weights.
     """
@@ -162,10 +171,11 @@ def layer(
     for state in initial[:2]:  # further states have shapes of their own
         check_shape("an initial state", state, len(directions), gates.shape[1], size)
     ends, outputs = [], []
+    dtype = X.dtype if X.dtype == W.dtype else gates.dtype  # quantized weights have products of their own
     for d, (recur, bias, chosen, reverse) in enumerate(zip(*rows, functions, directions, strict=True)):
         zeros = xp(gates).zeros
         states = tuple(zeros((gates.shape[1], size), gates.dtype) if s is None else s[d] for s in initial)
-        operands = functools.partial(cell, d), recur, (bias, *chosen), n_gates, sequence_lens, reverse
+        operands = functools.partial(cell, d), recur, (bias, *chosen), n_gates, sequence_lens, reverse, dtype
         on_cpu, default = (functools.partial(scan, *operands, flag) for flag in (True, False))
         if is_known((states, gates)):
             end, y = on_cpu(states, gates[:, :, d])
@@ -181,6 +191,17 @@ def layer(
 def linear(x, w):
     """``x @ w``, contracting the last dimension of x: multiplied in the dtype of w, accumulated in float32."""
     return product(x.astype(w.dtype), w, accumulator(w.dtype))
+
+
+def _rounded_linear(x, w):
+    """``linear`` in float32; from half precision, accelerators round inside the unit, as ``linalg.rounded`` does."""
+    if w.dtype == accumulator(w.dtype) or is_known((x, w)):
+        return linear(x, w)
+
+    def in_unit(x, w):
+        return widen(product(x, w, w.dtype))
+
+    return compat.platform_dependent(x.astype(w.dtype), w, cpu=linear, default=in_unit)
 
 
 def recurrent_projection(R, batch):
@@ -218,7 +239,7 @@ def projections(X, W, R, B, direction, layout, hidden_size, n_gates, separate):
     check_shape("B", B, directions, 2 * gates)
     X, W, R = (xp(X, W, R).asarray(v) for v in (X, W, R))
     X = xp.swapaxes(X, 0, 1) if layout else X
-    y = linear(X, W.reshape(directions * gates, W.shape[-1]).T).reshape(*X.shape[:2], directions, gates)
+    y = _rounded_linear(X, W.reshape(directions * gates, W.shape[-1]).T).reshape(*X.shape[:2], directions, gates)
     bias = xp(y).zeros((directions, separate * size), y.dtype)
     if B is not None:
         B, split = xp(y).asarray(widen(B)), gates - separate * size

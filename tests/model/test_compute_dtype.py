@@ -96,8 +96,8 @@ def test_recurrent_layers_multiply_the_compute_dtype_and_keep_their_state_in_flo
     args = np.zeros((64, 1, 4), np.float32), np.zeros((1, 1, 3), np.float32), np.ones((1, 1, 3), np.float32)
     np.testing.assert_allclose(model(*args), 1 + 64 / 1024, rtol=1e-3)
     assert model.params["r"].dtype == jnp.bfloat16
-    on_cpu, elsewhere = ("float32",) * 3, ("bfloat16", "bfloat16", "float32")
-    assert sorted(types_of(model, "dot_general", *args)) == [elsewhere, elsewhere, on_cpu]
+    half, on_cpu, recurrent = ("bfloat16",) * 3, ("float32",) * 3, ("bfloat16", "bfloat16", "float32")
+    assert sorted(types_of(model, "dot_general", *args)) == [half, recurrent, recurrent, on_cpu]
 
 
 def test_a_decomposed_norm_is_computed_in_float32() -> None:

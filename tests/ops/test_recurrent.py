@@ -5,7 +5,9 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
+from jax.extend.core import jaxprs_in_params
 
+from onnx2jax import compat
 from tests.support.helpers import run_op
 
 RNG = np.random.default_rng(0)
@@ -189,10 +191,36 @@ def test_gradient_through_a_long_loop_with_lengths(name):
     assert np.isfinite(grad).all() and grad[0, 1, 2] == pytest.approx(slope, rel=2e-2, abs=1e-3)
 
 
-def test_half_precision_keeps_its_type():
-    X, W, R, B, states = operands("LSTM")
-    half = [v.astype(np.float16) for v in (X, W, R, B)]
-    Y, h, c = run_op("LSTM", *half, None, *(s.astype(np.float16) for s in states), n_outputs=3)
-    assert {Y.dtype, h.dtype, c.dtype} == {np.dtype(np.float16)}
-    full = run_op("LSTM", X, W, R, B, None, *states, n_outputs=3)[0]
-    np.testing.assert_allclose(np.asarray(Y, np.float32), full, atol=5e-3)
+def scans(jaxpr):
+    """The equations that are scans, those inside other programs included."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "scan":
+            yield equation
+        for inner in jaxprs_in_params(equation.params):
+            yield from scans(inner)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+@pytest.mark.parametrize("name", GATES)
+def test_half_precision_keeps_its_type(name, platform):
+    """What an accelerator keeps of all steps, projections and outputs, has half precision, too."""
+    X, W, R, B, states = operands(name, 2)
+    lengths, n = np.array([5, 2, 3], np.int32), 1 + len(states)
+    half = [v.astype(np.float16) for v in (X, W, R, B, *states)]
+
+    def layer(X, W, R, B, *states):
+        return run_op(name, X, W, R, B, lengths, *states, n_outputs=n, direction="bidirectional")
+
+    with compat.on_platform(platform):
+        results, traced = jax.jit(layer)(*half), jax.make_jaxpr(layer)(*half)
+    for result, full in zip(results, layer(X, W, R, B, *states), strict=True):
+        assert result.dtype == np.float16
+        np.testing.assert_allclose(np.asarray(result, np.float32), full, atol=5e-3)
+    stacked = [
+        str(v.aval.dtype)
+        for e in scans(traced.jaxpr)
+        for v in (*e.invars, *e.outvars)
+        if v.aval.shape[:2] == (SEQ, BATCH)
+    ]
+    gates = ["float32"] * GATES[name] if platform == "cpu" else ["float16"]  # on a CPU split by gate
+    assert stacked == [*gates, "float16"] * 2

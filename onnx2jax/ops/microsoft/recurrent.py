@@ -20,9 +20,9 @@ def attention_cell(attends, clip, P, input_forget, d, recur, bias, f, g, h):
         f, g = (lambda x, function=function: function(jnp.clip(x, -clip, clip)) for function in (f, g))
     step, attend = lstm_cell(P, input_forget, d, recur, bias, f, g, h), attends[d]
 
-    def with_attention(gates, states):
-        hidden, cell, attention = states
-        hidden, cell = step(gates, (jnp.concatenate([hidden, attention], axis=1), cell))
+    def with_attention(gates, hidden, states):
+        _, cell, attention = states
+        hidden, cell = step(gates, jnp.concatenate([hidden, attention], axis=1), (None, cell))
         return hidden, cell, attend(hidden)
 
     return with_attention
