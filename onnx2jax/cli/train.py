@@ -16,7 +16,7 @@ from ..model.convert import convert
 from ..model.files.save import save
 from ..training.checkpoint import load_checkpoint, save_checkpoint
 from ..training.finetune import FineTuning
-from ..training.progress import bar
+from ..training.progress_bar import bar
 from ..training.training_model import TrainingModel
 from .inputs import load
 from .terminal import (

@@ -13,7 +13,7 @@ from jax import lax
 
 from ..model.calls.cache_pairs import Pair
 from .cache import Cache
-from .loop import Programs, State, matches_stop
+from .loop import LoopState, Programs, matches_stop
 from .results import lines
 
 
@@ -69,7 +69,7 @@ class Search:
 
 
 def search(
-    programs: Programs, state: State, width: int, limit: int, controls: Mapping[str, Any], others: Mapping[str, Any]
+    programs: Programs, state: LoopState, width: int, limit: int, controls: Mapping[str, Any], others: Mapping[str, Any]
 ) -> Search:
     """Searches for the likeliest continuations of at most ``limit`` tokens.
 

@@ -16,7 +16,7 @@ from ..ir.graph import Graph
 from ..model.model import Model
 from .cache import Cache
 from .keywords import check_generating
-from .loop import State, stop_array
+from .loop import LoopState, stop_array
 from .prompts import (
     as_choice,
     check_outside,
@@ -53,8 +53,8 @@ class Call:
         is_single: whether they are one text.
     """
 
-    state: State
-    run: Callable[[State, int], State]
+    state: LoopState
+    run: Callable[[LoopState, int], LoopState]
     limit: int
     sequences: list[np.ndarray]
     others: dict[str, Any]
@@ -189,7 +189,7 @@ class Calls(VerifiedSteps):
         else:
             state = self._resumed(after, np.stack(rows), choice, controls, others)
 
-        def run(state: State, limit: int) -> State:
+        def run(state: LoopState, limit: int) -> LoopState:
             return self._programs.loop(state, limit, choice, controls, others)
 
         return Call(
@@ -197,7 +197,7 @@ class Calls(VerifiedSteps):
             texts is not None, texts is not None and texts[1],
         )  # fmt: skip
 
-    def _each_token(self, call: Call) -> Iterator[tuple[np.ndarray, list[str], State]]:
+    def _each_token(self, call: Call) -> Iterator[tuple[np.ndarray, list[str], LoopState]]:
         """After each token: the last tokens int64[batch], what they add to the texts, and the state.
 
         Stop strings end their texts. The next iteration donates the state.
@@ -216,7 +216,7 @@ class Calls(VerifiedSteps):
                 return
             state = call.run(state, count)
 
-    def _resumed(self, after: Generation, more: np.ndarray, choice: Choice, controls: Any, others: Any) -> State:
+    def _resumed(self, after: Generation, more: np.ndarray, choice: Choice, controls: Any, others: Any) -> LoopState:
         """The state after ``more`` tokens int[batch, n] that continue the texts of ``after``."""
         more = np.concatenate([after.last, more], axis=1)
         cache = self._resumed_cache(after, more, choice, controls, others)

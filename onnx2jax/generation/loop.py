@@ -40,7 +40,7 @@ NAMES: Final = {"prefill": "program for prompts", "loop": "loop", "resume": "pro
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class State:
+class LoopState:
     """State of the decoding loop.
 
     Attributes:
@@ -88,35 +88,35 @@ class Programs:
         controls: Mapping[str, Any],
         others: Any,
         layout: str = "",
-    ) -> State:
+    ) -> LoopState:
         """Prefills a cache of length ``room`` with prompts int[batch, count] and chooses the first token.
 
         ``layout`` of the cache: "aligned", "apart", or "" for neither.
         """
         steps = self.steps
 
-        def run(params: Any, tokens: Any, lengths: Any, controls: Any, others: Any) -> State:
+        def run(params: Any, tokens: Any, lengths: Any, controls: Any, others: Any) -> LoopState:
             cache = steps.empty_cache(tokens.shape[0], room, **({layout: True} if layout else {}))
             logits, cache = steps.prefill(params, cache, tokens, lengths, **others)
             return _initial(cache, logits, choice, controls)
 
         return self._call(("prefill", room, choice, layout), run, (), tokens, lengths, controls, others)
 
-    def resume(self, cache: Cache, tokens: Any, choice: Choice, controls: Mapping[str, Any], others: Any) -> State:
+    def resume(self, cache: Cache, tokens: Any, choice: Choice, controls: Mapping[str, Any], others: Any) -> LoopState:
         """As ``prefill``, with tokens int[batch, count] appended to an existing cache, which is not donated."""
         steps = self.steps
 
-        def run(params: Any, cache: Cache, tokens: Any, controls: Any, others: Any) -> State:
+        def run(params: Any, cache: Cache, tokens: Any, controls: Any, others: Any) -> LoopState:
             logits, cache = steps.extend(params, cache, tokens, **others)
             return _initial(cache, logits[:, -1], choice, controls)
 
         return self._call(("resume", choice), run, (), cache, tokens, controls, others)
 
-    def loop(self, state: State, limit: int, choice: Choice, controls: Mapping[str, Any], others: Any) -> State:
+    def loop(self, state: LoopState, limit: int, choice: Choice, controls: Mapping[str, Any], others: Any) -> LoopState:
         """Generates until there are ``limit`` tokens or all texts have ended. Donates the state."""
         steps = self.steps
 
-        def token(params: Any, state: State, controls: Any, others: Any) -> State:
+        def token(params: Any, state: LoopState, controls: Any, others: Any) -> LoopState:
             return _next(partial(steps.step, params), state, choice, controls, others)
 
         if (call := self._by_layers(("token", choice), token, (0,), state, controls, others)) is not None:
@@ -127,11 +127,11 @@ class Programs:
             return state
         step, hoisted = self.step(state.cache, state.last, others)
 
-        def run(hoisted: Any, state: State, limit: Any, controls: Any, others: Any) -> State:
-            def more(state: State) -> Any:
+        def run(hoisted: Any, state: LoopState, limit: Any, controls: Any, others: Any) -> LoopState:
+            def more(state: LoopState) -> Any:
                 return (state.count < limit) & ~jnp.all(state.done)
 
-            def body(state: State) -> State:
+            def body(state: LoopState) -> LoopState:
                 def own(cache: Cache, fed: Any, **others: Any) -> Any:
                     return step(hoisted, cache, fed, others)
 
@@ -264,17 +264,19 @@ class Programs:
         return self.steps.weights.device if optimizes else None
 
 
-def _initial(cache: Cache, logits: Any, choice: Choice, controls: Mapping[str, Any]) -> State:
+def _initial(cache: Cache, logits: Any, choice: Choice, controls: Mapping[str, Any]) -> LoopState:
     """The state after the prompt, with the first token chosen."""
     batch = logits.shape[0]
     tokens, zeros = jnp.zeros((batch, cache.length), np.int32), jnp.zeros(batch, np.int32)
-    state = State(cache, zeros, logits, tokens, np.int32(0), zeros, zeros > 0)
+    state = LoopState(cache, zeros, logits, tokens, np.int32(0), zeros, zeros > 0)
     if choice.logprobs:
         state = replace(state, logprobs=jnp.zeros(tokens.shape, np.float32))
     return _append_token(state, choice, controls)
 
 
-def _next(step: Callable[..., Any], state: State, choice: Choice, controls: Mapping[str, Any], others: Any) -> State:
+def _next(
+    step: Callable[..., Any], state: LoopState, choice: Choice, controls: Mapping[str, Any], others: Any
+) -> LoopState:
     """The state with one more token for each text; ``step`` is ``Steps.step`` without parameters."""
     fed = jnp.where(state.done, 0, state.last)  # pad may be outside the vocabulary
     logits, cache = step(state.cache, fed, **others)
@@ -285,7 +287,7 @@ def _next(step: Callable[..., Any], state: State, choice: Choice, controls: Mapp
     return _append_token(replace(state, cache=replace(cache, live=live), logits=logits), choice, controls)
 
 
-def _append_token(state: State, choice: Choice, controls: Mapping[str, Any]) -> State:
+def _append_token(state: LoopState, choice: Choice, controls: Mapping[str, Any]) -> LoopState:
     """The state with one more token for each text: sampled, or ``pad`` if the text has ended."""
     key = jax.random.fold_in(controls["key"], state.count)
     own = state.logits.astype(np.float32)

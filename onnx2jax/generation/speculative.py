@@ -17,7 +17,7 @@ from jax import lax
 
 from ..errors import UnsupportedError
 from .cache import Cache
-from .loop import Programs, State, matches_stop
+from .loop import LoopState, Programs, matches_stop
 from .sampling import greedy
 from .steps import Steps
 
@@ -62,7 +62,7 @@ class Speculation:
 
 
 def speculate(
-    programs: Programs, state: State, drafts: Programs, draft: State, count: int, limit: int,
+    programs: Programs, state: LoopState, drafts: Programs, draft: LoopState, count: int, limit: int,
     controls: Mapping[str, Any], others: tuple[Any, Any],
 ) -> Speculation:  # fmt: skip
     """Generates greedily up to ``limit`` tokens, drafting ``count`` per round.

@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import CacheError
 from ..model.model import Model
 from .cache import Cache
-from .loop import NO_TOKEN, Programs, State, stop_array
+from .loop import NO_TOKEN, LoopState, Programs, stop_array
 from .prompts import as_choice
 from .sampling import Choice
 from .steps import Steps
@@ -46,7 +46,7 @@ class VerifiedSteps(Steps):
 
     def _prefill(
         self, rows: list[np.ndarray], room: int, layout: str, choice: Choice, controls: Any, others: Any
-    ) -> State:
+    ) -> LoopState:
         lengths = np.array([len(r) for r in rows], np.int32)
         padded: Any = self._padded(rows, room)
         if self.embedding is not None:
@@ -62,7 +62,7 @@ class VerifiedSteps(Steps):
 
     def _layout(
         self, rows: list[np.ndarray], room: int, choice: Choice, controls: Mapping[str, Any], others: Any
-    ) -> tuple[str, State | None]:
+    ) -> tuple[str, LoopState | None]:
         """The cache layout with which steps reproduce the logits of prefill: "", "apart" or "aligned".
 
         With it the state after the prompts, if the verification has computed that.
@@ -89,7 +89,7 @@ class VerifiedSteps(Steps):
 
     def _verify_layout(
         self, rows: list[np.ndarray], room: int, layout: str, choice: Choice, controls: Mapping[str, Any], others: Any
-    ) -> State | None:
+    ) -> LoopState | None:
         """Compares a step with prefill, once per batch size, cache length and layout.
 
         Prompts of equal and of different lengths are verified separately: for the latter, slots are not positions.
@@ -119,7 +119,7 @@ class VerifiedSteps(Steps):
         return {"quantised": self.quantises_activations, "dtype": self.model.settings.dtype}
 
     def _verify_resume(
-        self, cache: Cache, more: np.ndarray, state: State, choice: Choice, controls: Mapping[str, Any], others: Any
+        self, cache: Cache, more: np.ndarray, state: LoopState, choice: Choice, controls: Mapping[str, Any], others: Any
     ) -> None:
         """Compares extending by several tokens at once with one step per token, once per shape and cache layout.
 
@@ -136,7 +136,7 @@ class VerifiedSteps(Steps):
         check_close(state.logits, own.logits, cache.length, **self._precision)
         self._verified.add(key)
 
-    def _verify_extend(self, state: State, rows: list[np.ndarray], count: int, others: Any) -> None:
+    def _verify_extend(self, state: LoopState, rows: list[np.ndarray], count: int, others: Any) -> None:
         """Compares extending by ``count`` tokens with single steps, and with extending after a rollback, once.
 
         Raises:

@@ -20,7 +20,7 @@ from ..eval.settings import Settings
 from ..ir import layers
 from ..ir.graph import Graph, Imported
 from ..runtime import cache_folder
-from ..sharding.devices import Devices
+from ..sharding.pickling import Devices
 
 if TYPE_CHECKING:
     from ..sharding.plans import Plan

@@ -25,7 +25,7 @@ from ..runtime.compile import Outcome
 from ..runtime.dispatch import BoundCall, Callee, Constants, Signature, signature, snapshot
 from ..runtime.memory import copied
 from ..runtime.params import DeviceParams
-from ..runtime.partition import Program
+from ..runtime.partition import StagedProgram
 from .calls import buckets
 from .calls.arguments import as_text, check_readable
 from .spec import Spec
@@ -71,7 +71,7 @@ class Runtime:
         self.fields, self.program, self.background = structure.fields, structure.program, structure.background
         self.declared, self.growth = structure.declared, structure.growth
         self.inner_models: dict[tuple[str, ...], Any] = {}
-        self._unpadded: dict[frozenset[str], Program | Pipeline | None] = {}
+        self._unpadded: dict[frozenset[str], StagedProgram | Pipeline | None] = {}
         """Programs without padding, by padded dimension variables; None once padding is proven harmless."""
         self._positional = tuple(v.name for v in spec.inputs)
         self._callee: Callee | None = None
@@ -125,7 +125,7 @@ class Runtime:
     @property
     def specialised(self) -> set[str]:
         """Inputs whose values are part of the signature."""
-        return self.program.specialised if isinstance(self.program, Program) else set()
+        return self.program.specialised if isinstance(self.program, StagedProgram) else set()
 
     def note(self, kind: str, path: str) -> None:
         """Print which path a call takes, at ONNX2JAX_DEBUG=2."""
@@ -143,7 +143,7 @@ class Runtime:
     ) -> tuple[Signature | None, list[Any]]:
         """The signature of a call in the caller's context, and its arrays."""
         program = self.program
-        if self.unchecked or not isinstance(program, Program):
+        if self.unchecked or not isinstance(program, StagedProgram):
             return None, []
         values, names = list(args), self._positional[: len(args)]
         if named:
@@ -179,7 +179,7 @@ class Runtime:
             bound: the one program that ran; None if there were several, or host nodes.
         """
         spec, program = self.spec, self.program
-        if key is None or not isinstance(program, Program) or compat.checks_values():
+        if key is None or not isinstance(program, StagedProgram) or compat.checks_values():
             return
         if spec.graph.draws or spec.max_size or spec.placement is not None:
             return
@@ -194,7 +194,7 @@ class Runtime:
             key = key._replace(callee=self._current(program), device=self.params.device)
             self.params.bound[key] = _from_arguments(bound, list(values), arguments, converted, key.as_numpy)
 
-    def _current(self, program: Program) -> Callee:
+    def _current(self, program: StagedProgram) -> Callee:
         """The callee of the current partition of the graph."""
         if self._callee is None or self._callee.graph is not program.partitioned:
             self._callee = Callee(program.partitioned, self.spec.settings, self.params.types, self.constants)
@@ -203,7 +203,7 @@ class Runtime:
     # ------------------------------------------------------------------------------------------- the full path
 
     def run(
-        self, program: Program | Pipeline, values: Mapping[str, Any], rng: Any, x32: bool, as_numpy: bool = False
+        self, program: StagedProgram | Pipeline, values: Mapping[str, Any], rng: Any, x32: bool, as_numpy: bool = False
     ) -> Outcome:
         """A call of a program of this model."""
         placement = self.spec.placement
@@ -218,7 +218,7 @@ class Runtime:
     def evaluated(self, key: Signature | None, values: Mapping[str, Any], as_numpy: bool) -> tuple[Any, ...] | None:
         """The outputs of a call by NumPy; None if its program is compiled, or the call has to wait for it."""
         spec, program = self.spec, self.program
-        if self.background is None or key is None or not isinstance(program, Program) or compat.checks_values():
+        if self.background is None or key is None or not isinstance(program, StagedProgram) or compat.checks_values():
             return None
         if spec.graph.draws or spec.graph.differentiates or spec.bucket or spec.max_size or spec.placement is not None:
             return None

@@ -16,7 +16,7 @@ from ..ir.graph import Graph
 from ..ops.arrays import is_traced
 from ..proto.types import TensorType
 from ..runtime.params import immutable
-from ..runtime.partition import Program
+from ..runtime.partition import StagedProgram
 from .calls.arguments import as_param
 from .calls.growth import CacheGrowth
 from .calls.outputs import Declarations, field_names
@@ -37,7 +37,7 @@ class Structure:
     Attributes:
         spec: graph and options, with the file's values of parameters.
         names: the names of the leaves, in order.
-        program: the partitioned graph: one Program, or one for each pipeline stage.
+        program: the partitioned graph: one StagedProgram, or one for each pipeline stage.
         background: its compilations in another thread; None if a call waits for its program.
         fields: output names as Python identifiers.
         declared: compares outputs with their declarations.
@@ -58,7 +58,7 @@ class Structure:
         self.spec = replace(spec, changes={n: v for n, v in spec.changes.items() if n not in spec.types})
         self.names = tuple(spec.types)
         self._hash = hash(self.names)
-        self.program = program_of(spec.called, spec.settings, spec.placement)
+        self.program: StagedProgram | Pipeline = program_of(spec.called, spec.settings, spec.placement)
         self.background = _background() if spec.settings.background else None
         self.fields = field_names(v.name for v in spec.outputs)
         self.declared, self.growth, self.compared = Declarations(spec.called.inputs, spec.outputs), CacheGrowth(), 0
@@ -102,15 +102,15 @@ class Structure:
         return given if getattr(value, "dtype", None) == given.dtype else kept
 
 
-def program_of(graph: Graph, settings: Settings, placement: Placement | None) -> Program | Pipeline:
-    """The Program of a graph, or its Pipeline if the placement has stages."""
+def program_of(graph: Graph, settings: Settings, placement: Placement | None) -> StagedProgram | Pipeline:
+    """The StagedProgram of a graph, or its Pipeline if the placement has stages."""
     if placement is not None:
         from ..sharding.stages import Staged
         from .devices.pipeline import Pipeline
 
         if isinstance(placement, Staged):
             return Pipeline(graph, settings, placement)
-    return Program(graph, settings)
+    return StagedProgram(graph, settings)
 
 
 def _background() -> Background:

@@ -36,7 +36,7 @@ from .specialise import NeedsHost, is_small
 from .string_codes import with_label_lookups, with_string_codes
 
 
-class Program:
+class StagedProgram:
     """A graph partitioned into compiled subprograms and host nodes.
 
     Attributes:
@@ -57,7 +57,7 @@ class Program:
         self.reasons: dict[Node, str] = {}
         self._compiled: dict[Graph, Subprogram] = {}
         self._whole = partitioned(self.graph, ())
-        self._inner: dict[Graph, Program] = {}
+        self._inner: dict[Graph, StagedProgram] = {}
         """Subgraphs of host nodes."""
         self._loops: dict[Node, Subprogram] = {}
         """Host loops as compiled functions of many iterations."""
@@ -338,7 +338,7 @@ class _Host:
 
     def __init__(
         self,
-        program: Program,
+        program: StagedProgram,
         values: Mapping[str, Any],
         params: Mapping[str, Any],
         constants: Constants,
@@ -355,7 +355,7 @@ class _Host:
     def run_graph(self, graph: Graph, named: Mapping[str, Any], around: Mapping[str, Any], rng: Any) -> tuple[Any, ...]:
         programs = self._program._inner
         if graph not in programs:
-            programs.setdefault(graph, Program(graph, self._program.settings, inner=True))
+            programs.setdefault(graph, StagedProgram(graph, self._program.settings, inner=True))
         values = {n: around[n] for n in graph.captures} | dict(named)
         return tuple(map(to_host, programs[graph].outputs(values, self._params, self._constants, rng, as_numpy=True)))
 

@@ -3,9 +3,10 @@
 All become NamedShardings over one mesh, and never change results.
 
 - ``rules``: ``Placement``, the base of all placements.
-- ``plans``: by a user's rules over names, or derived from the graph: by ``walk`` over its nodes with ``products``,
-  ``tensor``, ``heads`` and ``shapes``.
-- ``configurations``: the file's own, over a ``mesh``; ``constraints`` on values of nodes, ``writing`` into a file.
+- ``plans``: by a user's rules over names, or derived from the graph: by ``propagation`` over its nodes, with
+  ``tensor``, ``product_rules`` and ``heads``.
+- ``configurations``: the file's own, over a mesh (``mesh_layout``); ``constraints`` on values of nodes, ``writing``
+  into a file.
 - ``stages``: pipeline stages, each on its own devices.
 - ``put``, ``processes``: arrays to devices, multi-process programs.
 """

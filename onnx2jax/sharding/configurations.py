@@ -21,11 +21,11 @@ from ..ir import analysis
 from ..ir.graph import Graph, Imported, Node
 from ..proto.devices import Configuration, NodeDevices, Sharding, problems
 from .constraints import Axes, Constraints, factored, is_excluded, warn
-from .mesh import best
+from .mesh_layout import best
 from .plans import Plan, as_plan, by_plan, by_rules
+from .propagation import key as of_node
 from .rules import Arrays, Placement, Rules, Shardings, fitting, own_rules
 from .stages import AXIS, cut, in_stages, slices, staged
-from .walk import key as of_node
 
 Annotation = tuple[Node, Sharding, str | None]
 """A valid annotation: the node, the sharding, and the key of the sharded initializer, if it is one."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..ir.graph import Node
-from .shapes import Extent, permutation
-from .walk import CONCATENATED, Along, Walk, begin, common_axis, fail, label
+from .propagation import CONCATENATED, Along, Extent, Walk, begin, common_axis, fail, label, permutation
 
 
 def heads_of(walk: Walk, i: int, node: Node) -> Sequence[Along | None]:

@@ -18,9 +18,9 @@ from ..errors import ShardingError
 from ..ir.graph import Graph, Node
 from ..ops.arrays import is_traced
 from ..ops.registry import Shards
+from .propagation import Key, ShardedAxes, key
 from .rules import Arrays, Constraint, Placement, Rules, Shardings, check_patterns, entries, fitting
 from .tensor import pairs
-from .walk import Found, Key, key
 
 KINDS: Final = ("data", "fsdp", "tensor", "data+tensor", "fsdp+tensor")
 
@@ -106,15 +106,15 @@ def by_plan(graph: Graph, params: Mapping[str, np.ndarray], mesh: Mesh, plan: Pl
             f"plan {plan.kind!r} shards over axis {missing[0]!r}, the mesh has {list(mesh.axis_names)}: make the mesh "
             f"jax.make_mesh(..., {plan.axes}), or name its axes: Plan({plan.kind!r}, data=..., model=...)"
         )
-    found = pairs(graph, params, mesh.shape[plan.model]) if plan.tensor else Found()
-    placement, specs = _placement(params, [v.name for v in graph.inputs], mesh, plan, found)
+    sharded = pairs(graph, params, mesh.shape[plan.model]) if plan.tensor else ShardedAxes()
+    placement, specs = _placement(params, [v.name for v in graph.inputs], mesh, plan, sharded)
     reasons = {
         n: why
         for n, (shape, spec) in specs.items()
-        if not _ruled(plan, n) and (why := _reason(n, shape, spec, plan, mesh, found))
+        if not _ruled(plan, n) and (why := _reason(n, shape, spec, plan, mesh, sharded))
     }
     notes = tuple(f"{n!r} {why}" for n, why in reasons.items() if len(specs[n][0]) > 1 and plan.kind != "data")
-    constrain = Constraints(placement.mesh, plan, graph, found, specs)
+    constrain = PlanConstraints(placement.mesh, plan, graph, sharded, specs)
     return replace(placement, notes=notes, constrain=constrain, reasons=reasons)
 
 
@@ -141,18 +141,20 @@ def by_rules(params: Arrays, inputs: Iterable[str], mesh: Mesh, rules: Rules) ->
     >>> [s.spec for s in placement.params.values()]
     [P(None, 'model'), P()]
     """
-    return _placement(params, inputs, mesh, Plan("data", data=mesh.axis_names[0], rules=rules), Found())[0]
+    return _placement(params, inputs, mesh, Plan("data", data=mesh.axis_names[0], rules=rules), ShardedAxes())[0]
 
 
-def _placement(params: Arrays, inputs: Iterable[str], mesh: Mesh, plan: Plan, found: Found) -> tuple[Placement, Specs]:
+def _placement(
+    params: Arrays, inputs: Iterable[str], mesh: Mesh, plan: Plan, sharded: ShardedAxes
+) -> tuple[Placement, Specs]:
     check_patterns(plan.rules, [*params, *inputs])
     mesh = compat.auto(mesh)
     specs: Specs = {}
     for name, value in params.items():
         shape = tuple(np.shape(value))
-        specs[name] = shape, _spec(shape, mesh, plan, found.weights.get(name))
+        specs[name] = shape, _spec(shape, mesh, plan, sharded.weights.get(name))
     of_params = partial(_of_params, mesh, plan, specs)
-    return Placement(mesh, of_params(params), of_params, partial(_of_inputs, mesh, plan, found.inputs)), specs
+    return Placement(mesh, of_params(params), of_params, partial(_of_inputs, mesh, plan, sharded.inputs)), specs
 
 
 def _spec(shape: Sequence[int], mesh: Mesh, plan: Plan, axis: int | None) -> PartitionSpec:
@@ -175,13 +177,13 @@ def _trimmed(spec: list[Any]) -> PartitionSpec:
     return PartitionSpec(*spec)
 
 
-def _reason(name: str, shape: Sequence[int], spec: PartitionSpec, plan: Plan, mesh: Mesh, found: Found) -> str:
+def _reason(name: str, shape: Sequence[int], spec: PartitionSpec, plan: Plan, mesh: Mesh, sharded: ShardedAxes) -> str:
     """Why a parameter is not sharded over each of the plan's axes; empty if it is."""
     if not plan.tensor and not plan.fsdp:
         return "is replicated: the plan shards inputs only"
     why = []
-    if plan.tensor and name not in found.weights:
-        reason = found.reasons.get(name, "it belongs to a subgraph")
+    if plan.tensor and name not in sharded.weights:
+        reason = sharded.reasons.get(name, "it belongs to a subgraph")
         why.append(f"is not sharded over {plan.model!r}: {reason}")
     if plan.fsdp and plan.data not in [a for e in spec for a in (e if isinstance(e, tuple) else (e,))]:
         parts = mesh.shape[plan.data]
@@ -224,15 +226,15 @@ def _of_inputs(mesh: Mesh, plan: Plan, caches: Mapping[str, int], values: Arrays
     return found
 
 
-class Constraints(Constraint):
+class PlanConstraints(Constraint):
     """Slices shards from replicated values where the plan does, and gathers FSDP weights where they are used.
 
     XLA propagates the shardings of weights and inputs to all other values.
     """
 
-    def __init__(self, mesh: Mesh, plan: Plan, graph: Graph, found: Found, specs: Specs) -> None:
+    def __init__(self, mesh: Mesh, plan: Plan, graph: Graph, sharded: ShardedAxes, specs: Specs) -> None:
         self.mesh, self.model, self.batch = mesh, plan.model, plan.data if plan.batch else None
-        self.sliced, self.results, self.along = found.sliced, found.results, found.shards
+        self.sliced, self.results, self.along = sharded.sliced, sharded.results, sharded.shards
         self.parts = mesh.shape[plan.model] if plan.tensor else 1
         gathered = {}
         for name, (shape, spec) in specs.items():

@@ -17,7 +17,7 @@ from .. import compat
 from ..errors import ShardingError, nearest
 from ..ops.arrays import is_traced
 from ..ops.registry import Shards
-from .devices import Devices
+from .pickling import Devices
 from .processes import together
 from .put import from_process, put, to_process
 

@@ -17,8 +17,8 @@ from jax.sharding import Mesh, NamedSharding
 
 from ..errors import ShardingError
 from ..ir.graph import Graph, Node
+from .propagation import Key, key
 from .rules import Arrays, Placement, Shardings
-from .walk import Key, key
 
 AXIS: Final = "stage"
 SLACK: Final = 0.1

@@ -12,12 +12,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ..ir.graph import Graph
-from . import heads, products
-from .shapes import Facts
-from .walk import Begin, Found, Rule, Walk, moving, nothing
+from . import heads, product_rules
+from .propagation import Begin, Rule, ShardedAxes, ValueFacts, Walk, moving, nothing
 
 
-def pairs(graph: Graph, weights: Mapping[str, Any], parts: int) -> Found:
+def pairs(graph: Graph, weights: Mapping[str, Any], parts: int) -> ShardedAxes:
     """Pair the matrix products of a graph and shard them over a number of devices.
 
     Args:
@@ -25,14 +24,14 @@ def pairs(graph: Graph, weights: Mapping[str, Any], parts: int) -> Found:
         weights: anything with a shape, by the name of an initializer.
         parts: the number of shards.
     """
-    facts, refused = Facts(graph, weights), dict[int, str]()
+    facts, refused = ValueFacts(graph, weights), dict[int, str]()
     while True:
         walk = Walk(graph, facts, weights, parts, refused)
         walk.run(_BEGINS, _RULES)
         if refused.keys() >= walk.failed.keys():
             walk.annotate({"MatMulNBits", *_PRODUCTS, *_ATTENTION}, {"Gather", "MoE", "QMoE"})
             walk.explain()
-            return walk.found
+            return walk.sharded
         refused = walk.failed | refused
 
 
@@ -40,23 +39,23 @@ _PRODUCTS: Final = ("MatMul", "Gemm", "FusedMatMul", "FusedGemm", "GemmFastGelu"
 _ATTENTION: Final = ("Attention", "GroupQueryAttention", "MultiHeadAttention")
 _NORMALIZED: Final = "Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"
 _BEGINS: Final[Mapping[str, Begin]] = {
-    **dict.fromkeys(_PRODUCTS, products.begin_product),
+    **dict.fromkeys(_PRODUCTS, product_rules.begin_product),
     **dict.fromkeys(_ATTENTION, heads.packed_attention),
-    **dict.fromkeys(("MoE", "QMoE"), products.experts),
-    "Gather": products.rows,
-    "MatMulNBits": products.begin_packed_product,
+    **dict.fromkeys(("MoE", "QMoE"), product_rules.experts),
+    "Gather": product_rules.rows,
+    "MatMulNBits": product_rules.begin_packed_product,
     "Reshape": heads.heads_of,
     "Split": heads.parts_of,
 }
 _RULES: Final[Mapping[str, Rule]] = {
-    **dict.fromkeys(_PRODUCTS, products.product),
+    **dict.fromkeys(_PRODUCTS, product_rules.product),
     **dict.fromkeys(_ATTENTION, heads.attention),
     **dict.fromkeys(_NORMALIZED, moving(heads.normalized)),
     **dict.fromkeys(("Concat", "ScatterElements", "TensorScatter"), moving(heads.concatenated)),
     **dict.fromkeys(("Slice", "Expand", "Tile"), moving(heads.sliced)),
     **dict.fromkeys(("Reshape", "Squeeze", "Unsqueeze"), moving(heads.reshape)),
     "Gather": moving(heads.gather),
-    "MatMulNBits": products.packed_product,
+    "MatMulNBits": product_rules.packed_product,
     "RotaryEmbedding": moving(heads.rotated),
     "Shape": nothing,
     "Split": moving(heads.split),

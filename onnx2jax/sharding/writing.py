@@ -14,10 +14,10 @@ from ..ir.graph import Graph, Node
 from ..proto.devices import Configuration, NodeDevices, Sharding, Split
 from ..proto.types import TensorType, ValueInfo
 from .constraints import is_excluded
-from .plans import Constraints
+from .plans import PlanConstraints
+from .propagation import Key, key
 from .rules import Placement
 from .stages import Staged, staged
-from .walk import Key, key
 
 
 def configured(
@@ -64,7 +64,7 @@ class _Writer:
             # In a pipeline, replicated inputs are annotated too, to name the devices of the stage.
             if sharding is not None and (stage is not None or not sharding.is_fully_replicated):
                 yield _sharding(name, sharding, self.numbers)
-        if isinstance(part.constrain, Constraints):
+        if isinstance(part.constrain, PlanConstraints):
             yield from self._outputs(node, part.constrain)
 
     def _weight(self, name: str, part: Placement) -> NamedSharding | None:
@@ -79,7 +79,7 @@ class _Writer:
         found = part.of_inputs({name: type}, False)[name]
         return None if found.is_fully_replicated else found
 
-    def _outputs(self, node: Node, plan: Constraints) -> Iterator[Sharding]:
+    def _outputs(self, node: Node, plan: PlanConstraints) -> Iterator[Sharding]:
         """The shardings of outputs in a tensor plan; their first axes are sharded like those of inputs."""
         for name, (axis, rank) in plan.results.get(key(node), {}).items():
             spec: list[Any] = [None] * rank

@@ -33,7 +33,7 @@ from .engine import CompiledStep, TrainingEngine, check_not_donated, summary
 from .finetune_arguments import Metrics, as_loss, check_options, checked_batch, master_dtype, select_trainable
 from .form import select_outputs, stored_in, training_form
 from .objective import Objective, accumulated
-from .progress import bar
+from .progress_bar import bar
 from .state import FineTuningState
 from .straight_through import warn_of_zero_gradients, with_straight_through
 

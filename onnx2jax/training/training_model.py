@@ -33,7 +33,7 @@ from ..proto.origin import Origin
 from ..proto.types import ValueInfo
 from ..runtime.cache_folder import folder
 from ..runtime.dispatch import Constants, snapshot
-from ..runtime.partition import Program
+from ..runtime.partition import StagedProgram
 from ..sharding.configurations import placement
 from ..sharding.processes import EQUAL, several, together
 from .engine import CompiledStep, TrainingEngine, check_not_donated, summary
@@ -362,7 +362,7 @@ class _GraphProgram:
     """A graph's program, with the constants that are passed as arguments rather than embedded in it."""
 
     def __init__(self, graph: Graph, settings: Settings, constants: Mapping[str, Any]) -> None:
-        self.graph, self.program, self.constants = graph, Program(graph, settings), constants
+        self.graph, self.program, self.constants = graph, StagedProgram(graph, settings), constants
         self.inputs = tuple(v for v in graph.inputs if v.name not in graph.initializers)
         self.optional = {v.name: v for v in graph.inputs if v.name in graph.initializers}
         self.takes = {v.name for v in graph.inputs}

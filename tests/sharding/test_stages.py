@@ -22,9 +22,9 @@ from onnx2jax.errors import InputShapeError, ShardingError
 from onnx2jax.model.devices.explained import BETWEEN_STAGES, programs
 from onnx2jax.runtime.multi_device_jit import Spread
 from onnx2jax.sharding import stages
+from onnx2jax.sharding.propagation import key
 from onnx2jax.sharding.rules import bytes_per_device
 from onnx2jax.sharding.stages import Staged
-from onnx2jax.sharding.walk import key
 from tests.conformance.test_devices import annotate
 from tests.sharding import networks
 from tests.sharding.networks import alone, written

@@ -31,7 +31,7 @@ from ...proto.types import ValueInfo
 from ...runtime.compile import Outcome
 from ...runtime.dispatch import Constants
 from ...runtime.params import DeviceParams
-from ...runtime.partition import Program
+from ...runtime.partition import StagedProgram
 from ...sharding.put import put
 from ...sharding.rules import Placement
 from ...sharding.stages import Staged, weights_read
@@ -39,7 +39,7 @@ from ..calls import buckets
 
 
 class Pipeline:
-    """The pipeline stages of a graph, with the interface of ``Program``.
+    """The pipeline stages of a graph, with the interface of ``StagedProgram``.
 
     Attributes:
         segments: in execution order; a stage that reads values of a later one has several.
@@ -78,7 +78,7 @@ class Pipeline:
         return sum(s.program.compilations for s in self.segments)
 
     def rows(self) -> list[tuple[str, str, str, str, str]]:
-        """As ``Program.rows``, with the devices of each stage as the reason."""
+        """As ``StagedProgram.rows``, with the devices of each stage as the reason."""
         rows = []
         for segment in self.segments:
             devices = ", ".join(str(d.id) for d in segment.placement.mesh.devices.flat)
@@ -87,14 +87,14 @@ class Pipeline:
         return rows  # type: ignore[return-value]
 
     def __call__(self, *args: Any, **options: Any) -> Outcome:
-        """A call, as of a Program."""
+        """A call, as of a StagedProgram."""
         return Outcome(self.outputs(*args, **options))
 
     def outputs(
         self, values: Mapping[str, Any], params: Mapping[str, Any], known: Constants, rng: Any,
         given: Mapping[str, Any] | None = None, *, x32: bool = False, as_numpy: bool = False,
     ) -> tuple[Any, ...]:  # fmt: skip
-        """The outputs of the graph, on the devices of the last stage; arguments as of ``Program.outputs``.
+        """The outputs of the graph, on the devices of the last stage; arguments as of ``StagedProgram.outputs``.
 
         Raises:
             InputShapeError: the number of microbatches does not divide the batch.
@@ -180,7 +180,7 @@ class Segment:
 
     def __init__(self, stage: int, graph: Graph, settings: Settings, placement: Placement) -> None:
         self.stage, self.graph, self.placement = stage, graph, placement
-        self.program = Program(graph, replace(settings, place=placement.constrain))
+        self.program = StagedProgram(graph, replace(settings, place=placement.constrain))
         self.inputs = [v.name for v in graph.inputs]
         self.keys = {k for node in graph.nodes for k in weights_read(graph, node)}
         self.keys |= {graph.key(v.name) for v in graph.outputs if v.name in graph.initializers}

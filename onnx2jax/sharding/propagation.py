@@ -6,12 +6,15 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ..eval.abstract import ALONG, SAME, is_elementwise
+from ..eval.inferred import symbolic_types
 from ..ir.graph import Graph, Node
-from .shapes import Extent, Fact, Facts
 
+Extent = int | str
+Shape = tuple[Extent, ...]
+Axes = tuple[int | None, ...]
 Along = tuple[int, frozenset[int]]
 """The sharded axis of a value, counted from the last, and the nodes where that sharding started."""
 Key = tuple[str, tuple[str, ...]]
@@ -24,8 +27,63 @@ def key(node: Node) -> Key:
     return node.op_type, node.outputs
 
 
+class Fact(NamedTuple):
+    """Static facts about a value."""
+
+    shape: Shape | None = None
+    """Its extents; None if its rank is unknown."""
+    weights: Mapping[str, Axes] | None = None
+    """Of a value computed from weights only: weight -> for each axis of the value, that of the weight."""
+
+
+NOTHING: Final = Fact()
+
+
+class ValueFacts(dict[str, Fact]):
+    """ValueFacts about the values of a graph, by name."""
+
+    def __init__(self, graph: Graph, weights: Mapping[str, Any]) -> None:
+        kinds: Any = symbolic_types(graph)
+        super().__init__({name: Fact(kind.shape) for name, kind in kinds.items()})
+        for name, array in graph.initializers.items():
+            self[name] = Fact(array.shape, {name: tuple(range(array.ndim))} if name in weights else {})
+        for node in graph.nodes:
+            results, operands = [self.of(n) for n in node.outputs], [self.of(n) for n in node.inputs if n]
+            if operands and (axes := _weights(node, operands, results[0].shape)) is not None:
+                self[node.outputs[0]] = Fact(results[0].shape, axes)
+
+    def of(self, name: str) -> Fact:
+        return self.get(name, NOTHING)
+
+
+def _weights(node: Node, operands: Sequence[Fact], shape: Shape | None) -> Mapping[str, Axes] | None:
+    """The weights that the first output of a node consists of; None if it also depends on other values."""
+    if shape is None or any(o.weights is None for o in operands):
+        return None
+    own = dict(operands[0].weights or {})
+    if node.op_type == "Transpose":
+        return {n: tuple(axes[i] for i in permutation(node, len(shape))) for n, axes in own.items()}
+    if node.op_type in SAME:
+        return own
+    if node.op_type == "DequantizeLinear":
+        axis = node.attributes.get("axis", 1) % max(1, len(shape))
+        for operand in operands[1:]:
+            for name, axes in (operand.weights or {}).items():
+                per_axis = tuple(0 if i == axis and len(axes) == 1 else None for i in range(len(shape)))
+                own[name] = axes if len(axes) == len(shape) else per_axis
+        return own
+    if not is_elementwise(node):
+        return None
+    return {n: (*[None] * (len(shape) - len(a)), *a) for o in operands for n, a in (o.weights or {}).items()}
+
+
+def permutation(node: Node, rank: int) -> tuple[int, ...]:
+    """The axes of a Transpose."""
+    return tuple(node.attributes.get("perm") or range(rank)[::-1])
+
+
 @dataclass
-class Found:
+class ShardedAxes:
     """How a graph can be sharded.
 
     Attributes:
@@ -49,10 +107,10 @@ class Walk:
     """One pass over the nodes; ``refused`` maps indices of nodes where sharding must not start to the reason."""
 
     def __init__(
-        self, graph: Graph, facts: Facts, weights: Mapping[str, Any], parts: int, refused: Mapping[int, str]
+        self, graph: Graph, facts: ValueFacts, weights: Mapping[str, Any], parts: int, refused: Mapping[int, str]
     ) -> None:
         self.graph, self.facts, self.weights, self.parts, self.refused = graph, facts, weights, parts, refused
-        self.found = Found()
+        self.sharded = ShardedAxes()
         self.along: dict[str, Along] = {}
         self.concatenated: set[str] = set()
         """Replicated values that concatenate queries, keys and values."""
@@ -122,13 +180,13 @@ class Walk:
             if extent % self.parts:
                 self.fail(origins, f"axis {own} of {extent} cannot be divided evenly over {self.parts} devices")
                 return False
-            if self.found.weights.get(weight, own) != own:
+            if self.sharded.weights.get(weight, own) != own:
                 self.fail(
-                    origins, f"another node shards it along axis {self.found.weights[weight]}, this one along {own}"
+                    origins, f"another node shards it along axis {self.sharded.weights[weight]}, this one along {own}"
                 )
                 return False
             wanted[weight] = own
-        self.found.weights |= wanted
+        self.sharded.weights |= wanted
         return True
 
     def is_weight(self, name: str) -> bool:
@@ -137,18 +195,18 @@ class Walk:
     def cache(self, name: str, axis: int) -> None:
         """Shard an input of the graph, such as a cache that a sharded value is appended to."""
         if name in self.inputs:
-            self.found.inputs[name] = axis
+            self.sharded.inputs[name] = axis
 
     def annotate(self, products: Collection[str], tables: Collection[str]) -> None:
         """Record the placement of outputs of products and attention, tables and mixtures, and slices."""
         for i, node in enumerate(self.graph.nodes):
             weights = {w for n in node.inputs for w in self.facts.of(n).weights or ()}
-            reads = not weights.isdisjoint(self.found.weights) and node.op_type in (*products, *tables)
+            reads = not weights.isdisjoint(self.sharded.weights) and node.op_type in (*products, *tables)
             moves = node.op_type in products and (i in self.refused or any(n in self.along for n in node.outputs))
-            if reads or moves or key(node) in self.found.sliced:
+            if reads or moves or key(node) in self.sharded.sliced:
                 shapes = {n: shape for n in node.outputs if n and (shape := self.shape(n))}
                 axes = {n: self.along[n][0] if n in self.along else None for n in shapes}
-                self.found.results[key(node)] = {n: (axes[n], len(shape)) for n, shape in shapes.items()}
+                self.sharded.results[key(node)] = {n: (axes[n], len(shape)) for n, shape in shapes.items()}
 
     def explain(self) -> None:
         """Record why the other weights are not sharded."""
@@ -156,7 +214,7 @@ class Walk:
         for i, node in enumerate(self.graph.nodes):
             for name in {w for n in node.inputs for w in (n, *(self.facts.of(n).weights or ()))}:
                 readers.setdefault(name, []).append(i)
-        for name in self.weights.keys() - self.found.weights.keys():
+        for name in self.weights.keys() - self.sharded.weights.keys():
             places = readers.get(name, [])
             why = [self.refused[i] for i in places if i in self.refused]
             plain = (
@@ -164,7 +222,7 @@ class Walk:
                 if places
                 else "no node of the main graph reads it"
             )
-            self.found.reasons[name] = why[0] if why else plain
+            self.sharded.reasons[name] = why[0] if why else plain
 
 
 Begin = Callable[[Walk, int, Node], Sequence[Along | None]]
@@ -189,7 +247,7 @@ def fail(walk: Walk, node: Node, operands: Sequence[Along | None], why: str = ""
 def begin(walk: Walk, i: int, node: Node, axis: int) -> list[Along | None]:
     """Start sharding at a replicated value: each device slices its shard, which needs no communication."""
     names = node.outputs if node.op_type == "Split" else node.outputs[:1]
-    walk.found.sliced[key(node)] = dict.fromkeys(filter(None, names), axis)
+    walk.sharded.sliced[key(node)] = dict.fromkeys(filter(None, names), axis)
     return [(axis, frozenset({i}))] * len(names)
 
 

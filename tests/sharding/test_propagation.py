@@ -11,16 +11,16 @@ from onnx import TensorProto, helper
 import onnx2jax
 from onnx2jax.eval.abstract import Extents
 from onnx2jax.ir import analysis
-from onnx2jax.sharding.shapes import Facts
+from onnx2jax.sharding.propagation import ValueFacts
 from tests.support.models import model, value
 
 
-def facts(proto: onnx.ModelProto) -> Facts:
+def facts(proto: onnx.ModelProto) -> ValueFacts:
     graph = onnx2jax.convert(proto).graph
-    return Facts(graph, analysis.parameters(graph))
+    return ValueFacts(graph, analysis.parameters(graph))
 
 
-def graph(nodes: list[Any], inputs: dict[str, list[Any]], weights: dict[str, np.ndarray], **outputs: Any) -> Facts:
+def graph(nodes: list[Any], inputs: dict[str, list[Any]], weights: dict[str, np.ndarray], **outputs: Any) -> ValueFacts:
     ends = [value(n, np.float32, shape) for n, shape in inputs.items()]
     return facts(model(nodes, ends, [value(n, np.float32, s) for n, s in outputs.items()], weights))
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..ir.graph import Node
-from .shapes import Extent
-from .walk import Along, Walk, common_axis, fail, has_axis, key, label
+from .propagation import Along, Extent, Walk, common_axis, fail, has_axis, key, label
 
 
 def columns(
@@ -77,7 +76,7 @@ def begin_packed_product(walk: Walk, i: int, node: Node) -> Sequence[Along | Non
         return []
     held = {n: -len(walk.shape(n) or ()) for n in (packed, scales, zeros) if n and walk.is_weight(n)}
     begun = columns(walk, i, node, held, bias, node.attributes["N"])
-    walk.found.shards |= {key(node): "out"} if begun and not order else {}
+    walk.sharded.shards |= {key(node): "out"} if begun and not order else {}
     return begun
 
 
@@ -101,7 +100,7 @@ def packed_product(walk: Walk, node: Node, operands: Sequence[Along | None]) -> 
             bits = node.attributes.get("bits", 4) if name == zeros else 8
             if name == scales or int(blocks) * bits == 8 * int(shapes[name][1]):
                 walk.shard(name, 1, frozenset())
-    walk.found.shards[key(node)] = "in"
+    walk.sharded.shards[key(node)] = "in"
     return []
 
 
@@ -120,5 +119,5 @@ def experts(walk: Walk, i: int, node: Node) -> Sequence[Along | None]:
     stacked = [n for n in node.inputs[2:] if n and walk.is_weight(n) and len(walk.shape(n) or ()) > 1]
     axes = {n: -len(walk.shape(n) or ()) for n in stacked}
     if stacked and all(walk.shard(n, axis, frozenset({i})) for n, axis in axes.items()):
-        walk.found.shards[key(node)] = "experts"
+        walk.sharded.shards[key(node)] = "experts"
     return []

@@ -23,7 +23,7 @@ Axes = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
-class Layout:
+class MeshLayout:
     """A device order, factored into mesh axes, and the patterns that these axes express."""
 
     order: tuple[int, ...]
@@ -58,7 +58,7 @@ class Layout:
         return tuple(tuple(names[a] for a in split if a in names) for split in self.uses[pattern])
 
 
-def best(patterns: Sequence[Pattern], devices: int) -> Layout:
+def best(patterns: Sequence[Pattern], devices: int) -> MeshLayout:
     """The layout that expresses most of the patterns; the first such one."""
     wanted = Counter(patterns)
     held = {p: _array(p, devices) for p in wanted}
@@ -67,7 +67,7 @@ def best(patterns: Sequence[Pattern], devices: int) -> Layout:
         flat = tuple(d for group in holders for d in group)
         if sorted(flat) == list(range(devices)) and flat not in orders and len(orders) < _MAX_ORDERS:
             orders.append(flat)
-    result, top = Layout(orders[0], (devices,), {}), -1
+    result, top = MeshLayout(orders[0], (devices,), {}), -1
     for order in orders:
         for sizes in islice(_factorings(devices), _MAX_FACTORINGS):
             digits = np.empty((len(sizes), devices), np.int64)
@@ -76,7 +76,7 @@ def best(patterns: Sequence[Pattern], devices: int) -> Layout:
             uses = {p: axes for p, axes in found.items() if axes is not None}
             score = sum(wanted[p] for p in uses)
             if score > top:
-                result, top = Layout(order, sizes, uses), score
+                result, top = MeshLayout(order, sizes, uses), score
     return result
 
 
