@@ -57,7 +57,7 @@ class Runtime:
     structure: Structure
     unchecked: Mapping[str, Any]
     fields: tuple[str, ...]
-    program: Program | Pipeline
+    program: StagedProgram | Pipeline
     background: Background | None
     declared: Declarations
     growth: CacheGrowth

@@ -47,7 +47,7 @@ class Structure:
 
     spec: Spec
     names: tuple[str, ...]
-    program: Program | Pipeline
+    program: StagedProgram | Pipeline
     background: Background | None
     fields: tuple[str, ...]
     declared: Declarations

@@ -10,9 +10,12 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import groupby
 from typing import Any
 
+from ..ir.graph import Graph
 from .compile import Subprogram
+from .cut import body_of
 
 
 def compile_ahead(
@@ -46,6 +49,13 @@ def compile_ahead(
         except BaseException:  # KeyboardInterrupt
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def row_from(parts: Graph, graph: Graph) -> list[Graph]:
+    """The partitions that are compiled with nothing on the host between them, if ``graph`` is the first of several."""
+    groups = (list(group) for _, group in groupby(map(body_of, parts.nodes), lambda body: body is None))
+    rows = ([body for body in group if body is not None] for group in groups)
+    return next((row for row in rows if len(row) > 1 and row[0] is graph), [])
 
 
 def cores() -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby, takewhile
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from ..ops.registry import PADDED, resolve
 from ..proto.dtypes import FLOAT6
 from ..proto.types import ValueInfo
 from .compile import Outcome, Subprogram
-from .compile_ahead import compile_ahead
+from .compile_ahead import compile_ahead, row_from
 from .cut import body_of, is_heavy, partitioned
 from .dispatch import BoundCall, Constants, is_wide, with_x64
 from .host_fusion import FEW_CALLS, fused
@@ -228,15 +228,6 @@ class StagedProgram:
         else:
             self.partitioned = self._whole
 
-    def row_from(self, graph: Graph) -> list[Graph]:
-        """The partitions, at least two, that are compiled with nothing on the host between them, from the first on."""
-        bodies = list(map(body_of, self.partitioned.nodes))
-        first = bodies.index(graph) if graph in bodies else 0
-        if first and bodies[first - 1] is not None:
-            return []
-        row = [body for body in takewhile(lambda body: body is not None, bodies[first:]) if body is not None]
-        return row if len(row) > 1 and row[0] is graph else []
-
     def _single(self, parts: Graph) -> Graph | None:
         """The compiled graph, if it is the only partition."""
         body = body_of(parts.nodes[0]) if len(parts.nodes) == 1 else None
@@ -364,7 +355,7 @@ class _Host:
         if self._program.inner and program.compiles >= MOST_SHAPES:
             params = {**self._params, **self._constants.params}
             return evaluate(graph, {}, Context(params, rng, self._program.settings, host=self), scope)
-        if not self._x32 and (row := self._program.row_from(graph)):
+        if not self._x32 and (row := row_from(self._program.partitioned, graph)):
             read = {n: scope[n] for g in row for n in g.captures if n in scope} | self._given(row)
             own = self._params, self._constants, rng
             compile_ahead(list(map(self._program._subprogram, row)), read, self._fixed, *own, as_numpy=self._to_host)
