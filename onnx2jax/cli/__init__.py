@@ -1,10 +1,10 @@
-"""The command line: ``onnx2jax run model.onnx`` and other commands, one module each."""
+"""The command line: ``onnx2jax run model.onnx`` and other commands; only the called one is imported."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Final
 
@@ -14,12 +14,28 @@ from .. import __version__
 from ..errors import OnnxError
 from .terminal import CommandError, Parser
 
-_NAMES: Final = (
-    "run inspect summary check verify bench profile plan train generate export join simplify source view draw "
-    "operators cache demo"
-)
-COMMANDS: Final = [import_module(f"{__name__}.{name}") for name in _NAMES.split()]
-"""Modules with one command each, in the order of the help."""
+COMMANDS: Final = {
+    "run": ("run", "run a model on files, images, texts or random numbers"),
+    "inspect": ("inspect", "show inputs, outputs, parameters and operators, and which operators are unsupported"),
+    "summary": ("inspect", "show each node's output shapes, parameters, FLOPs and bytes"),
+    "check": ("verify", "list violations of the ONNX specification"),
+    "verify": ("verify", "compare with onnxruntime, and report the first node that differs"),
+    "bench": ("bench", "time a model's call, and onnxruntime's if it is installed"),
+    "profile": ("bench", "show where the time of a call goes, by node and by operator"),
+    "plan": ("plan", "estimate a model's cost on TPUs, GPUs or many devices: memory, FLOPs, bytes, collectives"),
+    "train": ("train", "train a model by its training_info, or with a loss and an optax optimizer"),
+    "generate": ("generate", "generate text with a decoder"),
+    "export": ("export", "write a program that runs with jax only"),
+    "join": ("write", "join two models: outputs of the first become inputs of the second"),
+    "simplify": ("write", "fold constants and BatchNormalization into weights and remove no-ops, in a file of its own"),
+    "source": ("write", "write the model as a Python module over jax.numpy, and its weights beside it"),
+    "view": ("draw", "open the graph as an interactive page in the browser"),
+    "draw": ("draw", "write the graph, branches and bodies included, as an interactive HTML page, or as a picture"),
+    "operators": ("inspect", "list the supported operators, or those of a file"),
+    "cache": ("demo", "show the folder of compiled programs, or clear it"),
+    "demo": ("demo", "classify sixteen digits with the bundled model, and differentiate it"),
+}
+"""Command -> the module with its ``add_COMMAND``, and its help; in the order of the help."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,7 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     ``verify`` or ``bench`` found differences. 2: the command line is invalid. 3: the file of ``inspect`` or
     ``operators`` has unsupported operators. 130: interrupted.
     """
-    arguments = _parser().parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    arguments = _parser(argv).parse_args(argv)
     try:
         status: int = arguments.command(arguments)
         sys.stdout.flush()
@@ -56,7 +73,8 @@ def _message(error: Exception) -> str:
     return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
 
 
-def _parser() -> Parser:
+def _parser(names: Iterable[str] = tuple(COMMANDS)) -> Parser:
+    """The parser of all commands; those among the names have their options."""
     parser = Parser(
         prog="onnx2jax",
         description="Run, view, check, verify, time, train, join, simplify, export and write ONNX models as Python.",
@@ -64,6 +82,8 @@ def _parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"onnx2jax {__version__}, jax {jax.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in COMMANDS:
-        command.add(commands)
+    for name, (module, help) in COMMANDS.items():
+        command = commands.add_parser(name, help=help, description=f"{help[0].upper()}{help[1:]}.")
+        if name in names:
+            getattr(import_module(f"{__name__}.{module}"), f"add_{name}")(command)
     return parser

@@ -1,4 +1,4 @@
-"""``onnx2jax bench model.onnx``: the latency of a call, and onnxruntime's if it is installed."""
+"""``onnx2jax bench`` and ``profile``: the latency of a call beside onnxruntime's, and its time by node and operator."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ import numpy as np
 
 from .. import compat
 from ..model.reports.comparison import compared
-from ..model.reports.profile import duration
+from ..model.reports.facts import by_position
+from ..model.reports.profile import HEAD, SHOWN, duration
 from ..model.reports.verify import in_types_of_file
 from .inputs import add_inputs, filled, given, sized
 from .terminal import (
+    CommandError,
     add_command,
     add_computing,
     add_dims,
+    add_dtype,
     add_model,
     converted,
     dims,
@@ -39,22 +42,22 @@ after a pause are slow."""
 OURS, THEIRS = "onnx2jax", "onnxruntime"
 
 
-def add(commands: Any) -> None:
-    """Add the command to a parser's."""
-    bench = add_command(
-        commands,
-        "bench",
+def add_bench(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add_command(
+        parser,
         _bench,
-        "time a model's call, and onnxruntime's if it is installed",
         example="bench model.onnx --dim batch=8",
         statuses={1: "outputs differ, so nothing is timed; or the model or the data is invalid"},
     )
-    add_model(bench)
-    add_inputs(bench)
-    add_dims(bench)
-    add_computing(bench)
-    bench.add_argument("--rounds", type=whole, default=9, metavar="N", help="blocks per runtime (default: %(default)s)")
-    bench.add_argument("--alone", action="store_true", help="without onnxruntime")
+    add_model(parser)
+    add_inputs(parser)
+    add_dims(parser)
+    add_computing(parser)
+    parser.add_argument(
+        "--rounds", type=whole, default=9, metavar="N", help="blocks per runtime (default: %(default)s)"
+    )
+    parser.add_argument("--alone", action="store_true", help="without onnxruntime")
 
 
 def _bench(arguments: argparse.Namespace) -> int:
@@ -148,3 +151,35 @@ def _print(times: Mapping[str, Sequence[float]], load_time: float, first: float,
     print_table("a call, from NumPy to NumPy", ("", "median", "half of the rounds", "calls/s"), rows)
     if THEIRS in quarters:
         print(f"onnxruntime's median is {quarters[THEIRS][1] / quarters[OURS][1]:.3g} times that of onnx2jax")
+
+
+def add_profile(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add_command(parser, _profile, example="profile model.onnx --dim batch=8")
+    add_model(parser)
+    add_inputs(parser)
+    add_dims(parser)
+    add_dtype(parser)
+    parser.add_argument("--calls", type=whole, default=20, metavar="N", help="calls to record (default: %(default)s)")
+    parser.add_argument("--all", action="store_true", help=f"list every node, not the first {SHOWN}")
+
+
+def _profile(arguments: argparse.Namespace) -> int:
+    if arguments.calls < 1:
+        raise CommandError("--calls must be at least 1")
+    model = converted(arguments, dims=dims(arguments.dim))
+    feeds = filled(model, given(model, arguments), arguments.seed)
+    args, named = by_position(model, feeds)
+    with working("compiling and recording"), sized(model, feeds):
+        found = model.profile(*args, calls=arguments.calls, **named)
+    if arguments.json:
+        print(found.to_json())
+        return 0
+    rows = list(found.rows())
+    shown = rows if arguments.all else rows[:SHOWN]
+    print_table(f"{len(rows)} nodes" + (f"; the first {SHOWN}" if len(shown) < len(rows) else ""), HEAD, shown)
+    every = sum(found.operators.values())
+    kinds = [(n, duration(s), f"{s / every:.1%}") for n, s in found.operators.items()]
+    print_table("operators", ("operator", "per call", "share"), kinds)
+    print(found.total)
+    return 0

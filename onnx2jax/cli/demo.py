@@ -1,27 +1,25 @@
-"""``onnx2jax demo``: converts, runs and differentiates the bundled model."""
+"""``onnx2jax demo`` and ``cache``: the bundled model, and the folder of compiled programs."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from .. import demo
+from ..runtime import cache_folder
 from .terminal import add_command, print_json, working
 
 
-def add(commands: Any) -> None:
-    """Add the command to a parser's."""
-    shows = add_command(
-        commands,
-        "demo",
+def add_demo(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add_command(
+        parser,
         _demo,
-        "classify sixteen digits with the bundled model, and differentiate it",
         example="demo --output demo.png",
         statuses={1: "matplotlib or rich is not installed"},
         json="print the numbers as JSON and draw nothing; needs no extras",
     )
-    shows.add_argument("--output", type=Path, default=Path("demo.png"), help="the picture (default: %(default)s)")
+    parser.add_argument("--output", type=Path, default=Path("demo.png"), help="the picture (default: %(default)s)")
 
 
 def _demo(arguments: argparse.Namespace) -> int:
@@ -43,4 +41,26 @@ def _demo(arguments: argparse.Namespace) -> int:
             "finite_difference": found.finite_difference,
         }
     )
+    return 0
+
+
+def add_cache(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add_command(parser, _cache, example="cache --clear")
+    parser.add_argument("--clear", action="store_true", help="delete all programs in it")
+
+
+def _cache(arguments: argparse.Namespace) -> int:
+    folder = cache_folder.folder(True)
+    found = cache_folder.Contents([], [])
+    if folder is not None:
+        found = cache_folder.clear(folder) if arguments.clear else cache_folder.contents(folder)
+    if arguments.json:
+        facts = {"programs": len(found.entries), "bytes": found.bytes, "cleared": arguments.clear}
+        print_json({"folder": None if folder is None else str(folder), **facts})
+    elif folder is None:
+        print(f"no folder: {cache_folder.VARIABLE} is empty, or the user has no home")
+    else:
+        end = ", now deleted" if arguments.clear else f" of at most {cache_folder.MAX_BYTES:,}"
+        print(f"{folder}\n{len(found.entries)} programs, {found.bytes:,} bytes{end}")
     return 0

@@ -1,37 +1,43 @@
-"""``onnx2jax draw model.onnx page.html``: the graph as an interactive page."""
+"""``onnx2jax draw model.onnx page.html`` and ``onnx2jax view model.onnx``: the graph as an interactive page."""
 
 from __future__ import annotations
 
 import argparse
+import tempfile
+import webbrowser
 from pathlib import Path
 from typing import Any
 
 from ..errors import ModelError, UnsupportedError
-from ..model.convert import convert, open_model
+from ..model.convert import open_model
 from ..model.model import Model
 from ..model.reports.facts import by_position
 from ..model.spec import Spec
 from ..proto.origin import Origin
 from .inputs import add_inputs, filled, given, sized
-from .terminal import CommandError, add_command, add_dims, add_model, dims, loading, print_json, reading, working
+from .terminal import (
+    CommandError,
+    add_command,
+    add_dims,
+    add_model,
+    converted,
+    dims,
+    note,
+    print_json,
+    reading,
+    working,
+)
 
 PROFILED: int = 5
 """Calls that ``--profile`` records."""
 
 
-def add(commands: Any) -> None:
-    """Add the command to a parser's."""
-    draw = add_command(
-        commands,
-        "draw",
-        _draw,
-        "write the graph, branches and bodies included, as an interactive HTML page, or as a picture",
-        example="draw model.onnx page.html",
-        json="print the page's path and size as JSON",
-    )
-    add_model(draw)
-    draw.add_argument("page", type=Path, help="the file to write: one self-contained .html file, or an .svg picture")
-    add_facts(draw)
+def add_draw(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add_command(parser, _draw, example="draw model.onnx page.html", json="print the page's path and size as JSON")
+    add_model(parser)
+    parser.add_argument("page", type=Path, help="the file to write: one self-contained .html file, or an .svg picture")
+    add_facts(parser)
 
 
 def add_facts(parser: argparse.ArgumentParser) -> None:
@@ -60,13 +66,12 @@ def tell(path: Path, as_json: bool) -> None:
 def written(arguments: argparse.Namespace, path: Path) -> Path:
     """Write the page of the command's model, with what its options ask for."""
     sizes = dims(arguments.dim)
-    with loading(arguments.model):
-        try:
-            model = convert(arguments.model, **reading(arguments), dims=sizes)
-        except (UnsupportedError, ModelError) as e:
-            if sizes or arguments.random or arguments.input or arguments.text or arguments.profile or arguments.verify:
-                raise
-            model = _unsupported(arguments, e)
+    try:
+        model = converted(arguments, dims=sizes)
+    except (UnsupportedError, ModelError) as e:
+        if sizes or arguments.random or arguments.input or arguments.text or arguments.profile or arguments.verify:
+            raise
+        model = _unsupported(arguments, e)
     shown: dict[str, Any] = {}
     feeds = given(model, arguments)
     if feeds or arguments.random or arguments.profile:
@@ -89,3 +94,24 @@ def _unsupported(arguments: argparse.Namespace, error: Exception) -> Model:
     if not imported.unsupported and not imported.rejected:
         raise error
     return Model(Spec.of(imported, origin=Origin(importer.message, importer.files)))
+
+
+def add_view(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add_command(
+        parser,
+        _view,
+        example="view model.onnx --random --dim batch=2 --profile",
+        json="print the page's path and size as JSON, and open nothing",
+    )
+    add_model(parser)
+    parser.add_argument("--page", type=Path, help="the file to write (default: in a temporary folder)")
+    add_facts(parser)
+
+
+def _view(arguments: argparse.Namespace) -> int:
+    path = arguments.page or Path(tempfile.mkdtemp(prefix="onnx2jax-"), f"{arguments.model.stem}.html")
+    tell(written(arguments, path), arguments.json)
+    if not arguments.json and not webbrowser.open(path.resolve().as_uri()):
+        note("there is no browser here: open the page elsewhere")
+    return 0

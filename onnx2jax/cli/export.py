@@ -26,36 +26,34 @@ from .terminal import (
 )
 
 
-def add(commands: Any) -> None:
-    """Add the command to a parser's."""
-    export = add_command(
-        commands,
-        "export",
+def add_export(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add_command(
+        parser,
         _export,
-        "write a program that runs with jax only",
         example="export model.onnx folder --dim batch=8 --platforms cpu,cuda,tpu",
         json="print inputs, outputs, platforms and files as JSON",
     )
-    add_model(export)
-    export.add_argument("folder", type=Path)
+    add_model(parser)
+    parser.add_argument("folder", type=Path)
     add_dims(
-        export, "the extent of a dimension variable: a number, or an expression such as past+1; symbolic by default"
+        parser, "the extent of a dimension variable: a number, or an expression such as past+1; symbolic by default"
     )
-    export.add_argument(
+    parser.add_argument(
         "--constraint", action="append", default=[], metavar="'A <= 512'", help="a constraint on dimensions; repeatable"
     )
-    export.add_argument(
+    parser.add_argument(
         "--platforms",
         type=lambda text: text.split(","),
         metavar="cpu,cuda,tpu",
         help=f"some of {', '.join(PLATFORMS)} (default: cpu,cuda,tpu; cpu for StableHLO)",
     )
-    export.add_argument(
+    parser.add_argument(
         "--format", choices=["jax", "stablehlo"], default="jax", help="stablehlo: for other compilers, such as IREE"
     )
-    add_computing(export)
-    export.add_argument("--weights", choices=["beside", "inside"], default="beside", help="(default: %(default)s)")
-    export.add_argument("--text", action="store_true", help="write the program as StableHLO too")
+    add_computing(parser)
+    parser.add_argument("--weights", choices=["beside", "inside"], default="beside", help="(default: %(default)s)")
+    parser.add_argument("--text", action="store_true", help="write the program as StableHLO too")
 
 
 def _export(arguments: argparse.Namespace) -> int:

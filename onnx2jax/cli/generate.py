@@ -19,37 +19,31 @@ from ..generation.text import Reader
 from .terminal import add_command, add_computing, add_model, computing, loading, print_json, reading, whole, working
 
 
-def add(commands: Any) -> None:
-    """Add the command to a parser's."""
-    generate = add_command(
-        commands,
-        "generate",
+def add_generate(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add_command(
+        parser,
         _generate,
-        "generate text with a decoder",
         example='generate folder --prompt "Once upon a time" --temperature 0.7',
         json="print the tokens, and the text where there is a tokenizer, as JSON at the end",
     )
-    generate.set_defaults(refuse=generate.error)
-    add_model(generate, "a decoder's file or folder")
-    prompt = generate.add_mutually_exclusive_group(required=True)
+    parser.set_defaults(refuse=parser.error)
+    add_model(parser, "a decoder's file or folder")
+    prompt = parser.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", metavar="TEXT", help="needs tokenizer.json beside the model")
     prompt.add_argument("--prompt-ids", type=_ids, metavar="1,2,3", help="the prompt as tokens; prints tokens")
-    generate.add_argument(
-        "--max-new-tokens", type=int, metavar="N", help=f"(default: {MOST}, or what there is room for)"
-    )
-    generate.add_argument("--temperature", type=float, metavar="T", help="0 for the likeliest token, the default")
-    generate.add_argument("--top-k", type=int, metavar="K", help="only the K likeliest tokens")
-    generate.add_argument(
-        "--top-p", type=float, metavar="P", help="only the likeliest tokens of probability P together"
-    )
-    generate.add_argument("--min-p", type=float, metavar="P", help="only tokens of P times the likeliest's probability")
-    generate.add_argument(
+    parser.add_argument("--max-new-tokens", type=int, metavar="N", help=f"(default: {MOST}, or what there is room for)")
+    parser.add_argument("--temperature", type=float, metavar="T", help="0 for the likeliest token, the default")
+    parser.add_argument("--top-k", type=int, metavar="K", help="only the K likeliest tokens")
+    parser.add_argument("--top-p", type=float, metavar="P", help="only the likeliest tokens of probability P together")
+    parser.add_argument("--min-p", type=float, metavar="P", help="only tokens of P times the likeliest's probability")
+    parser.add_argument(
         "--repetition-penalty", type=float, default=1.0, metavar="R", help="above 1, words occur less often again"
     )
-    add_computing(generate)
-    generate.add_argument("--cache-dir", type=Path, default=True, metavar="DIR", help="keep compiled programs there")
-    generate.add_argument("--seed", type=whole, default=0, help="of what is drawn (default: %(default)s)")
-    generate.add_argument(
+    add_computing(parser)
+    parser.add_argument("--cache-dir", type=Path, default=True, metavar="DIR", help="keep compiled programs there")
+    parser.add_argument("--seed", type=whole, default=0, help="of what is drawn (default: %(default)s)")
+    parser.add_argument(
         "--stop",
         action="append",
         default=[],

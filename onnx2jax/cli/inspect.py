@@ -1,35 +1,47 @@
-"""``onnx2jax inspect model.onnx``: inputs, outputs, parameters and operators, also with unsupported operators."""
+"""``onnx2jax inspect``, ``operators`` and ``summary``: contents of a file, its operators, and costs of its nodes."""
 
 from __future__ import annotations
 
 import argparse
+import ast
+import re
 from collections import Counter
+from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
+from ..errors import OperatorError, did_you_mean
 from ..ir import analysis
 from ..ir.graph import Function, Imported
 from ..model.convert import open_model
 from ..model.model import Model
+from ..model.reports.summary import HEAD
 from ..model.spec import Spec
+from ..ops.registry import supported
 from ..proto.types import ValueInfo
-from .terminal import add_command, add_model, loading, print_json, print_table, reading, type_of
+from .terminal import (
+    CommandError,
+    add_command,
+    add_dims,
+    add_model,
+    converted,
+    dims,
+    loading,
+    print_json,
+    print_table,
+    reading,
+    type_of,
+)
 
 SHOWN = 12
 """The number of parameters that ``inspect`` lists without ``--all``."""
 
 
-def add(commands: Any) -> None:
-    """Add the command to a parser's."""
-    inspect = add_command(
-        commands,
-        "inspect",
-        _inspect,
-        "show inputs, outputs, parameters and operators, and which operators are unsupported",
-        example="inspect model.onnx --json",
-        statuses={3: "some operators are unsupported"},
-    )
-    add_model(inspect)
-    inspect.add_argument("--all", action="store_true", help=f"list every parameter, not the {SHOWN} largest")
+def add_inspect(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add_command(parser, _inspect, example="inspect model.onnx --json", statuses={3: "some operators are unsupported"})
+    add_model(parser)
+    parser.add_argument("--all", action="store_true", help=f"list every parameter, not the {SHOWN} largest")
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
@@ -128,3 +140,83 @@ def _size(n: float) -> str:
             return f"{n:.3g} {unit}"
         n /= 1000
     return f"{n:.3g} GB"
+
+
+def add_operators(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add_command(
+        parser,
+        _operators,
+        example="operators --domain com.microsoft --name '*Attention*'",
+        statuses={3: "some operators of the file are unsupported"},
+    )
+    parser.add_argument("model", type=Path, nargs="?", help="a file; lists its operators")
+    parser.add_argument("--domain", metavar="PATTERN", default="*", help="such as ai.onnx or com.*")
+    parser.add_argument("--name", metavar="PATTERN", default="*", help="such as Conv or 'Reduce*'; ignores case")
+
+
+def _operators(arguments: argparse.Namespace) -> int:
+    def matches(domain: str, name: str) -> bool:
+        return fnmatchcase(domain, arguments.domain) and fnmatchcase(name.lower(), arguments.name.lower())
+
+    if arguments.model is not None:
+        return _of_file(arguments, matches)
+    found = [
+        (domain or "ai.onnx", name, since)
+        for domain, names in sorted(supported().items())
+        for name, since in names.items()
+        if matches(domain or "ai.onnx", name)
+    ]
+    if arguments.json:
+        print_json([{"domain": domain, "name": name, "since": list(since)} for domain, name, since in found])
+        return 0
+    if not found:
+        near = did_you_mean(arguments.name, (name for names in supported().values() for name in names))
+        raise CommandError(
+            f"no supported operator matches --name {arguments.name!r} --domain {arguments.domain!r}{near}"
+        )
+    rows = [(domain, name, ", ".join(map(str, since))) for domain, name, since in found]
+    print_table(f"{len(rows)} operators; opsets at which their meaning changes", ("domain", "operator", "since"), rows)
+    return 0
+
+
+def _of_file(arguments: argparse.Namespace, matches: Any) -> int:
+    with loading(arguments.model):
+        found = operators(open_model(arguments.model, {}).model())
+    found = [o for o in found if matches(o["domain"], o["name"])]
+    unsupported = sum(not o["supported"] for o in found)
+    if arguments.json:
+        print_json(found)
+    else:
+        print_table(
+            f"{len(found)} operators in {arguments.model.name}, {unsupported or 'none'} unsupported",
+            ("domain", "operator", "opset", "nodes", ""),
+            [(o["domain"], o["name"], str(o["opset"]), str(o["count"]), remark(o)) for o in found],
+        )
+    return 3 if unsupported else 0
+
+
+def add_summary(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add_command(parser, _summary, example="summary model.onnx --dim batch=8")
+    add_model(parser)
+    add_dims(parser)
+
+
+def _summary(arguments: argparse.Namespace) -> int:
+    sizes = dims(arguments.dim)
+    model = converted(arguments)
+    try:
+        found = model.summary(dims=sizes)
+    except OperatorError as error:
+        raise OperatorError(re.sub(r"model\.summary\(dims=(\{.*?\})\)", _flags, str(error))) from error
+    if arguments.json:
+        print(found.to_json())
+    else:
+        print_table(found.total, HEAD, found.rows())
+    return 0
+
+
+def _flags(advice: re.Match[str]) -> str:
+    """The extents that ``model.summary`` advises, as flags."""
+    return " ".join(f"--dim {name}={size}" for name, size in ast.literal_eval(advice[1]).items())

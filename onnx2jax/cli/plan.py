@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from ..model.devices.chips import CHIPS
 from ..model.devices.cost import Cost, cost
@@ -18,35 +17,35 @@ from .terminal import CommandError, add_command, add_dims, add_dtype, dims, pair
 FLAG = "--xla_force_host_platform_device_count="
 
 
-def add(commands: Any) -> None:
-    """Add the command to a parser's."""
-    plan = add_command(
-        commands,
-        "plan",
+def add_plan(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add_command(
+        parser,
         _plan,
-        "estimate a model's cost on TPUs, GPUs or many devices: memory, FLOPs, bytes, collectives",
         example="plan model.onnx --for v5e:2x4 --mesh data=2,model=4 --plan data+tensor --dim sequence=512",
     )
-    plan.add_argument("model", type=Path, help="weights are not read; external data may be missing")
-    plan.add_argument(
+    parser.add_argument("model", type=Path, help="weights are not read; external data may be missing")
+    parser.add_argument(
         "--for",
         dest="chips",
         default="",
         metavar="CHIP[:NxN]",
         help=f"compile for {', '.join(CHIPS)}",
     )
-    plan.add_argument(
+    parser.add_argument(
         "--mesh",
         default="",
         metavar="NAME=N,...",
         help="mesh axes; an axis named stage makes a pipeline (default: data)",
     )
-    plan.add_argument(
+    parser.add_argument(
         "--plan", choices=KINDS, default="", help="how to shard the model (default: inputs along the first axis)"
     )
-    plan.add_argument("--weights-only", action="store_true", help="only bytes of weights and inputs, without compiling")
-    add_dtype(plan)
-    add_dims(plan, "the extent of a dimension variable (default: the number of devices for the batch, 1 for others)")
+    parser.add_argument(
+        "--weights-only", action="store_true", help="only bytes of weights and inputs, without compiling"
+    )
+    add_dtype(parser)
+    add_dims(parser, "the extent of a dimension variable (default: the number of devices for the batch, 1 for others)")
 
 
 def _plan(arguments: argparse.Namespace) -> int:

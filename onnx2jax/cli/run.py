@@ -28,27 +28,25 @@ from .terminal import (
 )
 
 
-def add(commands: Any) -> None:
-    """Add the command to a parser's."""
-    run = add_command(
-        commands,
-        "run",
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add_command(
+        parser,
         _run,
-        "run a model on files, images, texts or random numbers",
         example="run model.onnx --input image=cat.png --output-dir results",
         json="print inputs and outputs as JSON, with values of outputs up to 1000 numbers",
     )
-    add_model(run)
-    add_inputs(run)
-    run.add_argument(
+    add_model(parser)
+    add_inputs(parser)
+    parser.add_argument(
         "--random",
         action="store_true",
         help="fill other inputs with random numbers: normal floats; integers 0 or 1, valid as masks and indices",
     )
-    add_dims(run)
-    add_computing(run)
-    run.add_argument("--output-dir", type=Path, metavar="DIR", help="save each output as DIR/NAME.npy")
-    run.add_argument("--output-file", type=Path, metavar="FILE.npz", help="save all outputs in one file")
+    add_dims(parser)
+    add_computing(parser)
+    parser.add_argument("--output-dir", type=Path, metavar="DIR", help="save each output as DIR/NAME.npy")
+    parser.add_argument("--output-file", type=Path, metavar="FILE.npz", help="save all outputs in one file")
 
 
 MOST: int = 1000

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from textwrap import indent
 from typing import Any, Final
 
 import numpy as np
@@ -15,6 +16,7 @@ from ..errors import did_you_mean
 from ..model.changes.dtype import DTYPES
 from ..model.convert import convert
 from ..model.model import Model
+from ..model.reports.table import table
 from ..progress import stage
 from ..proto.types import TensorType
 
@@ -47,35 +49,26 @@ class CommandError(Exception):
 
 
 def add_command(
-    commands: Any,
-    name: str,
-    run: Callable[[argparse.Namespace], int],
-    help: str,
+    parser: argparse.ArgumentParser,
+    function: Callable[[argparse.Namespace], int],
     *,
     example: str,
     statuses: dict[int, str] | None = None,
-    json: str | None = "print everything as JSON",
-) -> Parser:
-    """Add a command's parser, whose help ends with an example and the exit statuses.
+    json: str = "print everything as JSON",
+) -> None:
+    """Set what a command runs, and the end of its help: an example and the exit statuses.
 
     Args:
-        commands: argparse's subparsers.
-        run: executes the command and returns the exit status.
+        parser: the command's.
+        function: executes the command and returns the exit status.
         statuses: added to STATUSES, or replacing some.
-        json: the help of ``--json``; None for a command that has none.
+        json: the help of ``--json``.
     """
     table = "\n".join(f"  {status}  {what}" for status, what in {**STATUSES, **(statuses or {})}.items())
-    parser: Parser = commands.add_parser(
-        name,
-        help=help,
-        description=f"{help[0].upper()}{help[1:]}.",
-        epilog=f"example:\n  onnx2jax {example}\n\nexit status:\n{table}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(command=run, parser=parser)
-    if json is not None:
-        parser.add_argument("--json", action="store_true", help=json)
-    return parser
+    parser.epilog = f"example:\n  onnx2jax {example}\n\nexit status:\n{table}"
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.set_defaults(command=function, parser=parser)
+    parser.add_argument("--json", action="store_true", help=json)
 
 
 def add_model(parser: argparse.ArgumentParser, help: str | None = None) -> None:
@@ -176,18 +169,15 @@ def print_table(title: str, headers: Sequence[str], rows: Iterable[tuple[str, ..
         except ImportError:
             pass
         else:
-            table = Table(*(Column(h, overflow="fold") for h in headers), header_style="bold")
+            grid = Table(*(Column(h, overflow="fold") for h in headers), header_style="bold")
             for row in rows:
-                table.add_row(*map(escape, row))
+                grid.add_row(*map(escape, row))
             console = Console()
             console.print(escape(title), style="italic")
-            console.print(table)
+            console.print(grid)
             return
     print(f"\n{title}")
-    rows.insert(0, tuple(headers))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(headers))]
-    for row in rows:
-        print("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print(indent(table([headers, *rows], width=sys.maxsize), "  "))
 
 
 def print_json(facts: Any) -> None:

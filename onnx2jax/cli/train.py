@@ -37,32 +37,30 @@ LOSSES: Final = ("cross_entropy", "mse", "next_token")
 OPTIMIZERS: Final = ("adam", "adamw", "sgd")
 
 
-def add(commands: Any) -> None:
-    """Add the command to a parser's."""
-    train = add_command(
-        commands,
-        "train",
+def add_train(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add_command(
+        parser,
         _train,
-        "train a model by its training_info, or with a loss and an optax optimizer",
         example="train model.onnx digits.npz trained.onnx --loss cross_entropy --epochs 5",
         json="print the means of each epoch as JSON",
     )
-    add_model(train)
-    train.add_argument("data", type=Path, help="an .npz file of arrays by input, samples along their first axes")
-    train.add_argument("output", type=Path, help="the trained model's file")
-    train.add_argument("--epochs", type=whole, default=1, metavar="N", help="(default: %(default)s)")
-    train.add_argument(
+    add_model(parser)
+    parser.add_argument("data", type=Path, help="an .npz file of arrays by input, samples along their first axes")
+    parser.add_argument("output", type=Path, help="the trained model's file")
+    parser.add_argument("--epochs", type=whole, default=1, metavar="N", help="(default: %(default)s)")
+    parser.add_argument(
         "--batch-size",
         type=whole,
         metavar="N",
         help="(default: the model's fixed batch size, or 32); an incomplete last batch of an epoch is dropped",
     )
-    train.add_argument("--seed", type=whole, default=0, help="of shuffling and random draws (default: %(default)s)")
-    train.add_argument("--checkpoint", type=Path, metavar="FILE.safetensors", help="written after each epoch")
-    train.add_argument("--resume", action="store_true", help="continue from --checkpoint")
-    own = train.add_argument_group("for a file with training_info")
+    parser.add_argument("--seed", type=whole, default=0, help="of shuffling and random draws (default: %(default)s)")
+    parser.add_argument("--checkpoint", type=Path, metavar="FILE.safetensors", help="written after each epoch")
+    parser.add_argument("--resume", action="store_true", help="continue from --checkpoint")
+    own = parser.add_argument_group("for a file with training_info")
     own.add_argument("--algorithm", metavar="NAME", help="the algorithm to run (default: all, in order)")
-    fine = train.add_argument_group("for any other file")
+    fine = parser.add_argument_group("for any other file")
     fine.add_argument("--loss", choices=LOSSES)
     fine.add_argument(
         "--target", metavar="NAME", help="the target array of the loss (default: the only array that is not an input)"

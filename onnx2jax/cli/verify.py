@@ -1,40 +1,38 @@
-"""``onnx2jax verify model.onnx``: compares results with onnxruntime's, node by node if they differ."""
+"""``onnx2jax verify`` and ``check``: compares a model's results with others, and its file with the specification."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
+from ..checker.check import check
 from ..model.calls.arguments import named_dims, variables
 from .inputs import add_inputs, filled, given, say_sizes, sized
-from .terminal import add_command, add_dims, add_dtype, add_model, converted, dims, note, working
+from .terminal import add_command, add_dims, add_dtype, add_model, converted, dims, note, reading, working
 
 
-def add(commands: Any) -> None:
-    """Add the command to a parser's."""
-    verify = add_command(
-        commands,
-        "verify",
+def add_verify(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add_command(
+        parser,
         _verify,
-        "compare with onnxruntime, and report the first node that differs",
         example="verify model.onnx --dim batch=2 --each-node",
         statuses={1: "outputs differ, or the model or the data is invalid"},
     )
-    add_model(verify)
-    verify.add_argument(
+    add_model(parser)
+    parser.add_argument(
         "--against",
         metavar="WHAT",
         help="onnxruntime, reference (ONNX's own), or a folder with test data (default: test data beside the "
         "model, else onnxruntime)",
     )
-    verify.add_argument("--each-node", action="store_true", help="compare every node, even if outputs agree")
-    verify.add_argument("--rtol", type=float, help="relative tolerance (default: by element type)")
-    verify.add_argument("--atol", type=float, help="absolute tolerance (default: by element type and size)")
-    add_inputs(verify)
-    add_dims(verify)
-    add_dtype(verify)
-    verify.add_argument(
+    parser.add_argument("--each-node", action="store_true", help="compare every node, even if outputs agree")
+    parser.add_argument("--rtol", type=float, help="relative tolerance (default: by element type)")
+    parser.add_argument("--atol", type=float, help="absolute tolerance (default: by element type and size)")
+    add_inputs(parser)
+    add_dims(parser)
+    add_dtype(parser)
+    parser.add_argument(
         "--operands", type=Path, metavar="FILE.npz", help="where to save the operands of the first node that differs"
     )
 
@@ -58,3 +56,25 @@ def _verify(arguments: argparse.Namespace) -> int:
         path = arguments.operands or Path(f"{arguments.model.stem}-difference.npz")
         note(f"its operands and results are in {found.first.save(path)}")
     return 0 if found else 1
+
+
+def add_check(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add_command(
+        parser, _check, example="check model.onnx --json", statuses={1: "there are errors, or the file cannot be read"}
+    )
+    add_model(parser)
+    parser.add_argument(
+        "--verify-checksums", action="store_true", help="compare checksums of external data; reads all of it"
+    )
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    with working(f"checking {arguments.model.name}"):
+        report = check(
+            arguments.model,
+            verify_checksums=arguments.verify_checksums,
+            **reading(arguments),
+        )
+    print(report.to_json() if arguments.json else report)
+    return 0 if report.ok else 1

@@ -62,7 +62,7 @@ def test_an_interrupted_command_has_its_own_exit_status(monkeypatch: pytest.Monk
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("onnx2jax.cli.check.check", interrupted)
+    monkeypatch.setattr("onnx2jax.cli.verify.check", interrupted)
     assert cli.main(["check", str(demo_model())]) == 130
 
 

@@ -74,7 +74,7 @@ def test_a_closed_pipe_ends_the_command() -> None:
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("command", [c.__name__.rpartition(".")[2] for c in cli.COMMANDS])
+@pytest.mark.parametrize("command", list(cli.COMMANDS))
 def test_help_has_an_example_and_the_statuses(capsys: pytest.CaptureFixture[str], command: str) -> None:
     with pytest.raises(SystemExit) as end:
         cli.main([command, "--help"])

@@ -22,7 +22,8 @@ def table(rows: Sequence[Sequence[str]], width: int = 100) -> str:
         widths[widths.index(max(widths))] -= 1
     lines = []
     for row in rows:
-        cells = ([textwrap.wrap(line, w) for line in cell.split("\n")] for cell, w in zip(row, widths, strict=True))
+        columns = zip(row, widths, strict=True)
+        cells = ([textwrap.wrap(line, max(w, 1)) for line in cell.split("\n")] for cell, w in columns)
         for parts in zip_longest(*map(chain.from_iterable, cells), fillvalue=""):
             lines.append(GAP.join(map(str.ljust, parts, widths)).rstrip())
     return "\n".join(lines)
