@@ -1,8 +1,8 @@
-"""Constant folding: values computed from initializers and declared shapes become initializers."""
+"""Constant folding: values computed from initializers and declared shapes become initializers; targets of Reshape."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ from ...ir.graph import Graph, Node, ancestors
 from ...ops.registry import Operator
 from ...proto.immutable import owned
 from ...proto.mapped import load
+from ...proto.names import unused_name
 
 SMALL: Final = 16 * 1024
 """Bytes of a node's results up to which they become initializers even if larger than the constants they replace."""
@@ -116,3 +117,40 @@ def _values_read(node: Node) -> Iterator[str]:
     """The inputs of which a node reads more than the shape."""
     operator: Any = node.target
     return (n for i, n in enumerate(node.inputs) if n and operator.parameter(i) not in operator.shaped)
+
+
+def with_constant_targets(
+    graph: Graph, values: Values, extents: Mapping[str, tuple[Any, ...]], taken: set[str]
+) -> Graph:
+    """The graph with constants in place of shapes that are computed from dimension variables.
+
+    Args:
+        graph: the graph.
+        values: what is known of its values.
+        extents: vectors of extents, some of which are symbols, by name.
+        taken: names that new initializers may not have; theirs are added.
+    """
+    nodes, new = list[Node](), dict[str, np.ndarray]()
+    for node in graph.nodes:
+        target = _target(node, values, extents)
+        if target is not None:
+            name = unused_name(f"{node.outputs[0]}.shape", taken)
+            taken.add(name)
+            new[name] = np.array(target, np.int64)
+            node = replace(node, inputs=(node.inputs[0], name))
+        nodes.append(node)
+    return replace(graph, nodes=tuple(nodes), initializers={**graph.initializers, **new})
+
+
+def _target(node: Node, values: Values, extents: Mapping[str, tuple[Any, ...]]) -> Sequence[int] | None:
+    if (node.domain, node.op_type) != ("", "Reshape") or len(node.inputs) < 2 or node.attributes.get("allowzero", 0):
+        return None
+    data, target = values.get(node.inputs[0]), extents.get(node.inputs[1])
+    if data is None or target is None:
+        return None
+    numbers = [d for d in target if isinstance(d, int)]
+    if all(isinstance(d, int) or (i < len(data.shape) and d == data.shape[i]) for i, d in enumerate(target)):
+        return [d if isinstance(d, int) else 0 for d in target]
+    if len(numbers) == len(target) - 1 and min(numbers, default=1) > 0:
+        return [d if isinstance(d, int) else -1 for d in target]
+    return None

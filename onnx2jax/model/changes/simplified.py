@@ -14,13 +14,11 @@ from ...ir.graph import Graph, Node, ancestors, with_graphs
 from ...proto.mapped import load
 from ..spec import Spec
 from .affine import with_affine_folded
-from .constants import folded
-from .duplicates import without_duplicates
+from .constants import folded, with_constant_targets
 from .inlined import with_branches_inlined
-from .no_ops import without_no_ops
+from .no_ops import without_duplicates, without_no_ops
 from .products import with_products_merged
 from .rewritten import Rewriting
-from .targets import with_constant_targets
 
 
 def simplified(model: Any, *, merge_products: bool = False) -> Any:

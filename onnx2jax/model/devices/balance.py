@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from ...ir import analysis
 from ...ir.graph import Imported
 from ...sharding.stages import weights_read
 from ..changes.parts import node_outputs, with_graph, with_outputs
-from ..reports.summary import MARK, feeds_of, traced
+from ..reports.summary import feeds_of, mark, traced
 from ..spec import Spec
 
 
@@ -36,11 +35,10 @@ def costs(model_type: Any, imported: Imported) -> list[float]:
 
 def _flops(model_type: Any, imported: Imported) -> Counter[int] | None:
     model = model_type(Spec.of(imported))
-    nodes = tuple(replace(n, name=f"{MARK}{i}") for i, n in enumerate(model.graph.nodes))
-    marked = replace(model.graph, nodes=nodes)
+    marked = mark(model.graph)
     try:
         with np.errstate(all="ignore"):
             shown = with_outputs(with_graph(model, marked), node_outputs(marked))
-            return traced(shown, None, feeds_of(model, {}, {}, abstract=True), nodes)[1]
+            return traced(shown, None, feeds_of(model, {}, {}, abstract=True), marked.nodes)[1]
     except (OnnxError, TypeError):  # it needs the host, or other extents
         return None

@@ -29,11 +29,10 @@ from ...ops.registry import Operator
 from ...proto.types import TensorType, ValueInfo, to_value_info
 from ...runtime.specialise import is_small
 from ..changes.parts import node_outputs, with_graph
-from . import ties
 from .comparison import Comparison, compared, described, magnitude
 from .inner_calls import calls
 from .peers import NAMES, InnerGraph, Peer, checked, step_into
-from .rounding import SCALES, amplified
+from .rounding import CLASSIFIERS, SCALES, TIED, amplified, tied
 from .samples import data_sets, random_values, read_values
 from .saturation import SATURATES, unsaturated
 from .verification import Difference, Verification
@@ -186,8 +185,8 @@ class _Verifier:
             if c.ok or c.value not in theirs or c.value not in ours:
                 continue
             behind = ancestors(self.model.graph.nodes, [c.value])
-            if ties.explain(behind, ours[c.value], theirs[c.value], theirs):
-                reasons[c.value] = replace(c, ok=True, why=ties.TIED)
+            if tied(behind, ours[c.value], theirs[c.value], theirs):
+                reasons[c.value] = replace(c, ok=True, why=TIED)
             if c.absolute is None or c.value in reasons:
                 continue
             again = self._on_operands(behind[-1], c.value, ours[c.value], theirs, self.random) if behind else c
@@ -212,8 +211,8 @@ class _Verifier:
     def _on_operands(self, node: Node, name: str, ours: Any, scope: Mapping[str, Any], drawn: Any) -> Comparison:
         """The comparison of a node's output, by the size of its operands too if that matters."""
         found = self._compared(name, ours, scope[name], {name: str(node)}, drawn)
-        if not found.ok and node.op_type in ties.CLASSIFIERS and ties.explain([node], ours, scope[name], scope):
-            return replace(found, ok=True, why=ties.TIED)
+        if not found.ok and node.op_type in CLASSIFIERS and tied([node], ours, scope[name], scope):
+            return replace(found, ok=True, why=TIED)
         if found.ok or found.absolute is None:
             return found
         values = ChainMap(dict(scope), dict(self.model.params), dict(self.model.graph.initializers))

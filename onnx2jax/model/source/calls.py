@@ -15,7 +15,7 @@ from ...errors import UnsupportedError
 from ...ir.graph import Node
 from ...ops.registry import Operator
 from .forms import Call
-from .values import HALF, Value, constant, python, string
+from .values import HALF, constant, python, string
 
 WHY: Final = {
     "AveragePool": "counts of padded windows, ceil_mode",
@@ -167,7 +167,7 @@ def called(call: Call, files: Files, key: Callable[[], str]) -> str:
     """
     node, operator = call.node, call.node.target
     assert isinstance(operator, Operator)
-    plain = not call.is_half and all(map(_is_single, call.results))
+    plain = not call.is_half and not any(v.dtype in HALF for v in call.results)
     on_shapes = all(v is None or v.host for v in call.operands) or node.op_type in ("Shape", "Size")
     name = files.imports.function(operator, plain=plain, on_shapes=on_shapes)
     given = {n: v for n, v in call.attributes.items() if n in operator.inputs or n in operator.attributes}
@@ -184,7 +184,8 @@ def called(call: Call, files: Files, key: Callable[[], str]) -> str:
             positional.append(call.sequence(value))
         else:
             positional.append(call.text(i))
-    defaults = _defaults(operator) | _implied(call)
+    parameters = inspect.signature(operator.function).parameters.values()  # type: ignore[arg-type]
+    defaults = {p.name: p.default for p in parameters if p.default is not p.empty} | _implied(call)
     arrays = {n: v for n, v in given.items() if isinstance(v, np.ndarray)}
     texts = {n: python(v) for n, v in given.items() if n not in arrays and not _equals(v, defaults.get(n))}
     if sum(map(len, texts.values())) > ATTRIBUTES:
@@ -193,29 +194,12 @@ def called(call: Call, files: Files, key: Callable[[], str]) -> str:
         texts = {}
     texts |= {n: call.array(constant(v, f"{node.name}.{n}")) for n, v in arrays.items()}
     named += [f"{n}={t}" for n, t in texts.items()]
-    own = {"n_outputs": len(node.outputs), "opset": node.opset}
-    fixtures = {f for f in operator.fixtures - given.keys() if f not in own or defaults.get(f) != own[f]}
-    if "n_outputs" in fixtures:
-        named.append(f"n_outputs={len(node.outputs)}")
-    if "opset" in fixtures:
-        named.append(f"opset={node.opset}")
-    if "once" in fixtures:
-        named.append("once=once")
-    if "extents" in fixtures:
-        named.append("extents=None")
-    if "rng" in fixtures:
+    fixtures: dict[str, Any] = {"n_outputs": len(node.outputs), "opset": node.opset, "once": "once", "extents": "None"}
+    supplied = operator.fixtures - given.keys()
+    named += [f"{f}={v}" for f, v in fixtures.items() if f in supplied and defaults.get(f) != v]
+    if "rng" in supplied:
         named.append(f"rng={key()}")
     return f"{name}({', '.join([*positional, *named])})"
-
-
-def _is_single(value: Value) -> bool:
-    return value.dtype not in HALF
-
-
-def _defaults(operator: Operator) -> dict[str, Any]:
-    """The defaults of a function's parameters."""
-    parameters = inspect.signature(operator.function).parameters.values()  # type: ignore[arg-type]
-    return {p.name: p.default for p in parameters if p.default is not p.empty}
 
 
 WINDOWS: Final = frozenset({"Conv", "ConvTranspose", "MaxPool", "AveragePool"})

@@ -111,7 +111,7 @@ def loop(scope: Scope, node: Node) -> Sequence[Value]:
             formals.append((name, kept.get(i, typed)))
         inner, block, outputs = _body(scope, graph, "body", formals)
         test, new, rows = outputs[0], outputs[1 : 1 + len(states)], outputs[1 + len(states) :]
-        same = {i for i, v in enumerate(new) if i not in kept and v is inner_value(formals[2 + i][1], v)}
+        same = {i for i, v in enumerate(new) if i not in kept and v.text and v.text == formals[2 + i][1].text}
         changed = {i for i, v in enumerate(new) if i not in kept and i not in unknown and not _same_type(v, states[i])}
         if not same and not changed:
             break
@@ -146,11 +146,6 @@ def loop(scope: Scope, node: Node) -> Sequence[Value]:
 
 
 _STATE: Final = "state"
-
-
-def inner_value(formal: Value, value: Value) -> Value | None:
-    """The value itself, if it is the formal."""
-    return value if value.text and value.text == formal.text else None
 
 
 def _rows(trips: Value, row: Value) -> tuple[Any, ...]:

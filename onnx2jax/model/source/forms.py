@@ -112,10 +112,13 @@ UNARY: Final = {
     "Ceil": "jnp.ceil({})",
     "Cos": "jnp.cos({})",
     "Cosh": "jnp.cosh({})",
+    "Elu": "nn.elu({})",
+    "Erf": "lax.erf({})",
     "Exp": "jnp.exp({})",
     "Floor": "jnp.floor({})",
     "IsNaN": "jnp.isnan({})",
     "Log": "jnp.log({})",
+    "Mish": "nn.mish({})",
     "Neg": "-{}",
     "Not": "~{}",
     "Reciprocal": "1 / {}",
@@ -128,11 +131,14 @@ UNARY: Final = {
     "Softplus": "nn.softplus({})",
     "Softsign": "nn.soft_sign({})",
     "Sqrt": "jnp.sqrt({})",
+    "Swish": "nn.silu({})",
     "Tan": "jnp.tan({})",
     "Tanh": "jnp.tanh({})",
 }
 HALF_AS_ONE: Final = {"Sigmoid", "Softplus", "Softsign"}
 """Operators that compute half precision in float32, and round once."""
+FLOATS: Final = {"Elu", "Erf", "Mish", "Swish"}
+"""Operators that have a plain form in float32 and float64 alone."""
 BINARY: Final = {
     "Add": "+",
     "And": "&",
@@ -153,13 +159,17 @@ BINARY: Final = {
 
 def unary(call: Call) -> str | None:
     op = call.node.op_type
-    if op in HALF_AS_ONE and call.is_half:
+    if (
+        (op in HALF_AS_ONE and call.is_half)
+        or (op in FLOATS and not call.is_float)
+        or call.attribute("alpha", 1.0) != 1
+    ):
         return None
     return UNARY[op].format(call.text(0))
 
 
 def binary(call: Call) -> str | None:
-    if call.node.opset < 7 and call.node.op_type != "BitwiseNot" and not _same_rank(call):
+    if call.node.opset < 7 and not _same_rank(call):
         return None  # B is aligned by an attribute
     return f"{call.infix(0, 1)} {BINARY[call.node.op_type]} {call.infix(1, 0)}"
 
@@ -206,10 +216,6 @@ def leaky_relu(call: Call) -> str | None:
     return f"nn.leaky_relu({call.text(0)}, {number(np.float32(alpha))})" if call.is_float else None
 
 
-def elu(call: Call) -> str | None:
-    return f"nn.elu({call.text(0)})" if call.is_float and call.attribute("alpha", 1.0) == 1 else None
-
-
 def selu(call: Call) -> str | None:
     plain = call.is_float and call.node.opset >= 6 and not call.attributes and call.value(0).dtype == np.float32
     return f"nn.selu({call.text(0)})" if plain else None
@@ -221,23 +227,11 @@ def p_relu(call: Call) -> str | None:
     return f"jnp.where({x} < 0, {call.text(1)} * {x}, {x})" if fits else None
 
 
-def mish(call: Call) -> str | None:
-    return f"nn.mish({call.text(0)})" if call.is_float else None
-
-
-def swish(call: Call) -> str | None:
-    return f"nn.silu({call.text(0)})" if call.is_float and call.attribute("alpha", 1.0) == 1 else None
-
-
 def gelu(call: Call) -> str | None:
     if not call.is_float:
         return None
     approximate = call.attribute("approximate", "none") in ("tanh", b"tanh")
     return f"nn.gelu({call.text(0)}, approximate={approximate})"
-
-
-def erf(call: Call) -> str | None:
-    return f"lax.erf({call.text(0)})" if call.is_float else None
 
 
 def softmax(name: str) -> Form:
@@ -287,17 +281,11 @@ def einsum(call: Call) -> str | None:
     return f'jnp.einsum("{equation}", {", ".join(call.text(i) for i in range(len(call)))})'
 
 
-REDUCTIONS: Final = {
-    "ReduceSum": "sum",
-    "ReduceMean": "mean",
-    "ReduceMax": "max",
-    "ReduceMin": "min",
-    "ReduceProd": "prod",
-}
+REDUCTIONS: Final = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd")
 
 
 def reduction(call: Call) -> str | None:
-    dtype, name = call.value(0).dtype, REDUCTIONS[call.node.op_type]
+    dtype, name = call.value(0).dtype, call.node.op_type.removeprefix("Reduce").lower()
     integers = dtype is not None and dtype.kind in "iu" and name in ("sum", "max", "min")
     if not (call.is_float or integers):
         return None
@@ -343,8 +331,6 @@ ARITHMETIC: Final[dict[str, Form]] = {
     "CumSum": cum_sum,
     "Div": div,
     "Einsum": einsum,
-    "Elu": elu,
-    "Erf": erf,
     "Gelu": gelu,
     "Gemm": gemm,
     "LeakyRelu": leaky_relu,
@@ -352,13 +338,11 @@ ARITHMETIC: Final[dict[str, Form]] = {
     "MatMul": matmul,
     "Max": variadic("jnp.maximum"),
     "Min": variadic("jnp.minimum"),
-    "Mish": mish,
     "PRelu": p_relu,
     "Pow": power,
     "Selu": selu,
     "Softmax": softmax("softmax"),
     "Sum": variadic("+"),
-    "Swish": swish,
     "Where": where,
 }
 """Operators of ai.onnx with plain forms."""

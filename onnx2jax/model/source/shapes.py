@@ -13,10 +13,6 @@ OPEN: Final = 2**31 - 1
 """Ends from here on mean the end of an axis."""
 
 
-def _is_typed(value: Value) -> bool:
-    return value.shape is not None
-
-
 def reshape(call: Call) -> str | None:
     shape = call.results[0].shape
     if shape is None:
@@ -200,10 +196,6 @@ def gather(call: Call) -> str | None:
     return f"jnp.take({call.text(0)}, {call.text(1)}, axis={axis})"
 
 
-def flatten(call: Call) -> str | None:
-    return reshape(call)
-
-
 def global_pool(call: Call) -> str | None:
     rank = call.value(0).rank
     if not call.is_float or rank is None or rank < 3:
@@ -214,7 +206,7 @@ def global_pool(call: Call) -> str | None:
 
 def trilu(call: Call) -> str | None:
     k = call.scalar(1) if call.has(1) else 0
-    if k is None or not _is_typed(call.value(0)):
+    if k is None or call.value(0).shape is None:
         return None
     name = "triu" if call.attribute("upper", 1) else "tril"
     return f"jnp.{name}({call.text(0)}{f', {int(k)}' if k else ''})"
@@ -224,7 +216,7 @@ MOVES: Final[dict[str, Form]] = {
     "Concat": concat,
     "ConstantOfShape": constant_of_shape,
     "Expand": expand,
-    "Flatten": flatten,
+    "Flatten": reshape,
     "Gather": gather,
     "GlobalAveragePool": global_pool,
     "GlobalMaxPool": global_pool,

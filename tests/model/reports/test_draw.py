@@ -15,7 +15,7 @@ from onnx import helper
 
 import onnx2jax
 from onnx2jax import cli
-from onnx2jax.model.reports.layout import layered
+from onnx2jax.model.reports.drawing import layered
 from tests.support.models import cut_in_the_middle, mlp, model, text_model, value
 
 SVG = "{http://www.w3.org/2000/svg}"

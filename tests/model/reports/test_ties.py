@@ -10,7 +10,7 @@ import pytest
 
 import onnx2jax
 from onnx2jax.ir.graph import Node
-from onnx2jax.model.reports.ties import TIED, explain
+from onnx2jax.model.reports.rounding import TIED, tied
 
 SCORES = np.array([[0.1, 0.45, 0.45], [0.2, 0.7, 0.1]], np.float32)
 TEXT = """<ir_version: 10, opset_import: ["": 21]>
@@ -42,7 +42,7 @@ def choice(op_type: str, axis: int | None = 1) -> Node:
 def test_labels_of_equal_scores(node: Node, ours: Any, explained: bool) -> None:
     theirs = {int: [1, 1], str: ["b", "b"], float: [0.4, 0.7]}[type(np.ravel(ours).tolist()[0])]
     wanted = np.reshape(theirs, np.shape(ours))
-    assert explain([node], np.asarray(ours), wanted, {"x": SCORES, "scores": SCORES}) is explained
+    assert tied([node], np.asarray(ours), wanted, {"x": SCORES, "scores": SCORES}) is explained
 
 
 def test_labels_that_last_digits_decide_are_no_difference(shift: Any) -> None:
