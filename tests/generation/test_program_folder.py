@@ -15,6 +15,7 @@ import onnx2jax
 from onnx2jax.generation.sampling import greedy
 from onnx2jax.runtime.executable import Executable
 from tests.support.helpers import ROOT
+from tests.support.ledger import spent
 
 SCRIPT = """
 import sys, jax, onnx2jax
@@ -61,3 +62,16 @@ def test_stored_programs_do_not_depend_on_weights_but_on_users_functions(
     table = model.params["embedding.weight"]  # tied: rolling its rows renumbers the tokens
     rolled = onnx2jax.decoder(model.with_params({"embedding.weight": np.roll(table, 1, axis=0)}))
     assert rolled.generate([t + 1 for t in prompt], 4).texts() == [[t + 1 for t in row] for row in wanted]
+
+
+@pytest.mark.usefixtures("one_cpu")
+def test_decoders_use_the_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As models do, where no folder is named."""
+    monkeypatch.delenv("ONNX2JAX_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    wanted = onnx2jax.decoder(onnx2jax.demo_decoder()).generate(list(b"one two "), 4).texts()
+    before = spent().compilations
+    assert onnx2jax.decoder(onnx2jax.demo_decoder()).generate(list(b"one two "), 4).texts() == wanted
+    assert spent().compilations == before
+    folder = tmp_path / "onnx2jax"
+    assert list(folder.glob("*.program")) and folder.stat().st_mode & 0o777 == 0o700
