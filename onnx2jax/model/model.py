@@ -125,7 +125,9 @@ class Model(Views, Exports):
         runtime.note("call", "full")
         x32 = compat.in_32_bits()
         with compat.enable_x64():
-            values, key = equal_arguments(self._mesh, "a call of the model", lambda: self._bind(args, named, rng))
+            bind = partial(self._bind, args, named, rng)
+            is_local = self.placement is None
+            values, key = bind() if is_local else equal_arguments(self._mesh, "a call of the model", bind)
             return as_outputs(runtime.fields, self._call(values, key, x32, signature, given))
 
     def run(self, output_names: str | Sequence[str] | None, feeds: Mapping[str, Any], *, rng: Any = None) -> list[Any]:
@@ -403,14 +405,6 @@ class Model(Views, Exports):
         """The mesh over whose processes a call compares its arguments; none in a caller's transformation."""
         return self.placement.mesh if self.placement and not self._runtime.unchecked else None
 
-    def _naming_nodes(self, values: Mapping[str, Any], rng: Any) -> AbstractContextManager[None]:
-        """Names the node that computes a value which ``jax.debug_nans`` or ``debug_infs`` refuses."""
-        if not compat.checks_values():
-            return nullcontext()
-        from .reports.special_values import naming_their_node
-
-        return naming_their_node(self, values, rng)
-
     def _call(
         self,
         values: dict[str, Any],
@@ -439,7 +433,12 @@ class Model(Views, Exports):
         if runtime.background is not None and (early := runtime.evaluated(signature, values, as_numpy)) is not None:
             return early
         padded, extents = buckets.pad(self.inputs, values, spec.bucket) if spec.bucket else (values, {})
-        with buckets.blaming_padding(extents) if extents else nullcontext(), self._naming_nodes(padded, rng):
+        naming: AbstractContextManager[None] = nullcontext()
+        if compat.checks_values():
+            from .reports.special_values import naming_their_node
+
+            naming = naming_their_node(self, padded, rng)  # where debug_nans or debug_infs refuses a value
+        with buckets.blaming_padding(extents) if extents else nullcontext(), naming:
             outcome = runtime.run(runtime.program, padded, rng, x32, as_numpy)
         if spec.max_size:
             from .changes.max_size import check_counts

@@ -7,7 +7,7 @@ import keyword
 import logging
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -140,44 +140,31 @@ class Declarations:
 
     def compare(self, values: Mapping[str, Any], results: Sequence[Any]) -> None:
         """Warn about outputs that contradict their declarations; ``values`` are the inputs by name."""
-        for name, text in self._misnamed(values, results):
-            if name not in self._logged:
-                self._logged.add(name)
-                logging.getLogger("onnx2jax").info(text)
-        if not self._warned and (texts := list(self._contradictions(results))):
+        extents: dict[str, tuple[int, str]] = {}
+        texts: list[str] = []
+        inputs = [(v, values.get(v.name)) for v in self._inputs]
+        for position, (declared, value) in enumerate((*inputs, *zip(self._outputs, results, strict=False))):
+            kind, shape, is_output = declared.type, getattr(value, "shape", None), position >= len(inputs)
+            if not isinstance(kind, TensorType) or shape is None:
+                continue
+            pairs = list(zip(kind.shape or (), shape, strict=False))
+            for name, have in pairs:
+                if not isinstance(name, str) or not isinstance(have, int):  # a symbolic dimension of jax.export
+                    continue
+                bound, first = extents.setdefault(name, (have, declared.name))
+                if is_output and bound != have and declared.name not in self._logged:
+                    self._logged.add(declared.name)
+                    text = f"{_is_computed(declared, value)}, and {name!r} is {bound} in {first!r}"
+                    logging.getLogger("onnx2jax").info(with_rules(text, "SH-10"))
+            same_rank = kind.shape is None or len(kind.shape) == len(shape)
+            fixed = all(a == b for a, b in pairs if isinstance(a, int) and isinstance(b, int))
+            if is_output and (value.dtype != kind.dtype or not same_rank or not fixed):
+                texts.append(with_rules(_is_computed(declared, value), "GR-18"))
+        if texts and not self._warned:
             self._warned = True
             more = f" (and {len(texts) - 1} more)" if len(texts) > 1 else ""
             warnings.warn(f"{texts[0]}{more}; the computed value is returned", DeclarationWarning, stacklevel=4)
 
-    def _contradictions(self, results: Sequence[Any]) -> Iterator[str]:
-        for declared, value in zip(self._outputs, results, strict=False):
-            kind, shape = declared.type, getattr(value, "shape", None)
-            if isinstance(kind, TensorType) and shape is not None:
-                pairs = list(zip(kind.shape or (), shape, strict=False))
-                same_rank = kind.shape is None or len(kind.shape) == len(shape)
-                fixed = all(a == b for a, b in pairs if isinstance(a, int) and isinstance(b, int))
-                if value.dtype != kind.dtype or not same_rank or not fixed:
-                    yield with_rules(_is_computed(declared, value), "GR-18")
-
-    def _misnamed(self, values: Mapping[str, Any], results: Sequence[Any]) -> Iterator[tuple[str, str]]:
-        extents: dict[str, tuple[int, str]] = {}
-        for declared in self._inputs:
-            for name, have in _named(declared, values.get(declared.name)):
-                extents.setdefault(name, (have, declared.name))
-        for declared, value in zip(self._outputs, results, strict=False):
-            for name, have in _named(declared, value):
-                bound, first = extents.setdefault(name, (have, declared.name))
-                if bound != have:
-                    text = f"{_is_computed(declared, value)}, and {name!r} is {bound} in {first!r}"
-                    yield declared.name, with_rules(text, "SH-10")
-
 
 def _is_computed(declared: ValueInfo, value: Any) -> str:
     return f"output {declared} is computed as {TensorType(value.dtype, value.shape)}"
-
-
-def _named(declared: ValueInfo, value: Any) -> Iterator[tuple[str, int]]:
-    """The dimension variables of a value and their extents, except symbolic dimensions of jax.export."""
-    for name, have in zip(declared.shape or (), getattr(value, "shape", ()), strict=False):
-        if isinstance(name, str) and isinstance(have, int):
-            yield name, have
