@@ -257,7 +257,7 @@ def page() -> str:
         if domain == "com.microsoft":
             parts.append(_MICROSOFT_TYPES.format(missing=_missing(operators, MISSING)))
         if domain == extensions.DOMAINS[0]:
-            parts.append(_EXTENSIONS.format(missing=_missing(operators, extensions.REFUSED)))
+            parts.append(_EXTENSIONS.format(missing=_missing(operators, extensions.REPLACEMENTS)))
         kind = "operators"  # docs/site.css shows rows as cards on a phone, with the columns' names
         if domain in _WITHOUT_TYPES:
             head.remove("Types")

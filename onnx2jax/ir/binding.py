@@ -63,10 +63,8 @@ def find(node: Node, allow_newer_opset: bool = False) -> Operator | None:
     if operator is not None and operator.function is None:
         older = registry.resolve(node.domain, node.op_type, operator.since - 1)
         below = f", or import an opset below {operator.since}" if older is not None else ""
-        raise ModelError(
-            f"{node}: {node.op_type} is deprecated since opset {operator.since}; use {operator.instead}{below}",
-            rule="OR-10",
-        )
+        text = f"{node}: {node.op_type} is deprecated since opset {operator.since}; use {operator.instead}{below}"
+        raise ModelError(text, rule="OR-10")
     return operator
 
 
@@ -173,8 +171,10 @@ def unsupported_error(unsupported: Iterable[Unsupported]) -> UnsupportedOperator
 
 
 def _hint(domain: str, name: str, opset: int) -> str:
-    if instead := registry.refused(domain, name):
-        return f": {instead}"
+    from ..ops import extensions  # at the first unsupported operator
+
+    if domain in extensions.DOMAINS and name in extensions.REPLACEMENTS:
+        return f": {extensions.REPLACEMENTS[name]}"
     table = registry.supported().get(domain, {})
     if name in table:
         return f": {name} exists from opset {min(table[name])} on, the model imports {opset}"

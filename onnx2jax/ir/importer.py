@@ -104,18 +104,8 @@ class Importer:
                 )
             rules.expanded_size(graph)
             graph = with_implicit_inputs(graph)
-        configurations = read_configurations(model)
-        unsupported, rejected = tuple(self.unsupported), tuple(self.rejected)
-        return Imported(
-            graph,
-            self.opsets,
-            metadata(model),
-            model.ir_version,
-            unsupported,
-            configurations,
-            rejected,
-            tuple(self.deviations),
-        )
+        findings = tuple(self.unsupported), read_configurations(model), tuple(self.rejected), tuple(self.deviations)
+        return Imported(graph, self.opsets, metadata(model), model.ir_version, *findings)
 
     @contextmanager
     def guard(self, where: str) -> Iterator[None]:
@@ -175,21 +165,10 @@ class Importer:
             rules.single_definitions(where, inputs, initializers, nodes, constants)
         order = self._ordered(where, nodes, {v.name for v in inputs} | initializers.keys() | constants.keys())
         value_info = {v.name: v for v in self._declared(message.value_info, where)}
-        return Graph(
-            message.name,
-            path,
-            inputs,
-            outputs,
-            initializers | constants,
-            order,
-            frozenset(constants),
-            value_info,
-            metadata=entries(message),
-            quantization={
-                a.tensor_name: {e.key: e.value for e in a.quant_parameter_tensor_names}
-                for a in message.quantization_annotation
-            },
-        )
+        annotations = ((a.tensor_name, a.quant_parameter_tensor_names) for a in message.quantization_annotation)
+        quantization = {name: {e.key: e.value for e in tensors} for name, tensors in annotations}
+        facts = value_info, entries(message), quantization
+        return Graph(message.name, path, inputs, outputs, initializers | constants, order, frozenset(constants), *facts)
 
     def _declared(self, messages: Iterable[Any], where: str) -> tuple[ValueInfo, ...]:
         result = []

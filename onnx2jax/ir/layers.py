@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -261,18 +262,12 @@ class _Search:
                 names = [n if n in outside else "" for n in names]
                 if any(names):
                     rows[name] = tuple(names)
-        last = [inner[-1][j].outputs[output] for _, j, output in carries]
-        before = [inner[k - 1][j].outputs[output] for _, j, output in carries]
-        after = [inner[k][j].outputs[output] for _, j, output in carries]
-        return Layers(
-            tuple(node for layer in inner for node in layer),
-            run.count,
-            inner[k],
-            tuple(zip(carries.values(), before, after, strict=True)),
-            tuple(n if n in outside else "" for n in last),
-            {names[k]: names for names in columns},
-            rows,
+        before, after, ends = (
+            [layer[j].outputs[output] for _, j, output in carries] for layer in (inner[k - 1], inner[k], inner[-1])
         )
+        nodes, last = tuple(chain.from_iterable(inner)), tuple(n if n in outside else "" for n in ends)
+        carried = tuple(zip(carries.values(), before, after, strict=True))
+        return Layers(nodes, run.count, inner[k], carried, last, {names[k]: names for names in columns}, rows)
 
 
 def _is_able(node: Node) -> bool:

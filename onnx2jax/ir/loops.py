@@ -62,7 +62,7 @@ def deciding(node: Node) -> set[str]:
 
 
 def _is_loop(node: Node) -> bool:
-    """Whether the node is a Loop whose body has what every body has; the operator refuses others."""
+    """Whether the node is a Loop whose body has what every body has; the operator rejects others."""
     if node.op_type != "Loop" or node.domain or not node.graphs:
         return False
     body = node.graphs[0]

@@ -3,7 +3,7 @@
 The decision is an analysis of the graph, stored on its nodes as ``Node.casts``, not a rule of the evaluation loop: to
 keep positions in float32 one has to know, at the node that makes them, that a cosine reads them later. Nodes keep their
 names and operators, and no Cast nodes are inserted, so whatever looks for patterns in a graph (plans of sharding, KV
-caches, adapters, reports) finds them as before. The casts themselves go by the types that arrive: integers, booleans,
+caches, adapters, reports) finds them as before. The casts depend on the types that arrive: integers, booleans,
 strings and float64 are never touched, and inputs may come in either type.
 
 Three passes over the nodes:
@@ -209,7 +209,7 @@ class _Narrowing:
         active, needs = self.active(graph, sources), dict(needs)
         readers = Counter(name for node in graph.nodes for name in {*node.reads})
         for node in reversed(graph.nodes):
-            for name in node.outputs:  # with one reader it is fused into that; with several it lies in memory
+            for name in node.outputs:  # with one reader it is fused into that; with several it is materialised
                 if needs.get(name) == Need.WIDE and readers[name] > 1:
                     needs[name] = Need.ANY
             for name, need in self._operand_needs(node, active, needs):

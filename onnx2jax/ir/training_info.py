@@ -34,8 +34,8 @@ class TrainingInfo:
     algorithm: Graph
     """The main graph followed by the algorithm's (rule TR-16), or the latter alone when it calls the main graph."""
     update_binding: Mapping[str, str]
-    own: Mapping[str, np.ndarray]
-    """The initializers of the algorithm's graph."""
+    initializers: Mapping[str, np.ndarray]
+    """Those of the algorithm's graph."""
 
     def key(self, name: str) -> str:
         """The key of one of its own initializers, unique in the model."""
@@ -124,10 +124,8 @@ def _binding(
             if entry.key in binding:
                 raise ModelError(f"{path}: {entry.key!r} is assigned twice", rule="TR-09")
             if entry.key in names and entry.value in variables:
-                raise ModelError(
-                    f"{path}: {entry.key!r} and {entry.value!r} are swapped; the key is the variable",
-                    rule="TR-08",
-                )
+                text = f"{path}: {entry.key!r} and {entry.value!r} are swapped; the key is the variable"
+                raise ModelError(text, rule="TR-08")
             if entry.key in sparse:
                 raise ModelError(f"{path}: {entry.key!r} is a sparse initializer; variables are dense", rule="TR-29")
             if entry.key not in variables:
@@ -137,10 +135,8 @@ def _binding(
                     rule="TR-10",
                 )
             if entry.value not in names:
-                raise ModelError(
-                    f"{path}: {entry.value!r} is not an output of the graph, which has {sorted(names)[:10]}",
-                    rule="TR-11",
-                )
+                text = f"{path}: {entry.value!r} is not an output of the graph, which has {sorted(names)[:10]}"
+                raise ModelError(text, rule="TR-11")
             binding[entry.key] = entry.value
     return binding
 
@@ -182,7 +178,7 @@ def _check_calls(update: Graph, main: Graph, calls: list[Node]) -> None:
 
 
 def _calling(main: Graph, update: Graph) -> Graph:
-    """The algorithm's graph with GraphCall nodes bound to a function made of the main graph.
+    """The algorithm's graph with GraphCall nodes bound to a function of the main graph.
 
     The function's inputs are the main graph's inputs and all its initializers, so that every dependence on a variable
     is explicit, also for Gradient (rule TR-19).

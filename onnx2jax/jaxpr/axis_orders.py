@@ -18,7 +18,7 @@ class Value:
     Attributes:
         aval: its type as it was traced.
         order: that in which it was computed.
-        known: whether it follows from parameters alone.
+        known: whether it depends on parameters only.
         stays: whether elementwise results of it keep the traced order.
         lazy: whether it is materialised in each order that a consumer asks for, at no cost.
     """

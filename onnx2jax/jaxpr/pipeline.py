@@ -2,7 +2,7 @@
 
 A pass that fails unexpectedly warns once in a process, with its name, and the program stays as it was before. Each is
 imported when it first runs. It says what it gains, in processor time of one core of an AMD EPYC (Zen 4) with jax 0.10;
-programs before and after stand in its module.
+programs before and after are in its module.
 """
 
 from __future__ import annotations

@@ -201,7 +201,7 @@ def as_function(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
 
 
 def is_literal(operand: Any) -> bool:
-    """Whether an operand is a number that stands in the program."""
+    """Whether an operand is a literal of the program."""
     return isinstance(operand, Literal)
 
 
@@ -270,7 +270,7 @@ def inline(
         constants: values of variables that inner programs close over; filled meanwhile.
         branch: which branch of a choice by platform is taken.
         opens: whether a call is inlined, given these variables.
-        around: the scope of names that the equations stand in.
+        around: the scope of names around the equations.
     """
     for equation in equations:
         scope = equation.scope if around is None else around + equation.scope

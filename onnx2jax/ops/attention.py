@@ -214,7 +214,7 @@ def attend(q, k, v, *, biases=(), masks=(), read=None, ends=None, keep_scores=Fa
     ``rows``, which selects the queries at hand from such an array. ``read`` [batch or 1, 1, queries or 1, keys] is True
     for values that are read at all, whatever the others are; from ``ends`` [batch or 1, 1, 1, 1] on none is. Returns
     the output and, if ``keep_scores``, the intermediate scores: scaled, capped, biased, masked, weights. Otherwise long
-    sequences go by blocks of queries.
+    sequences are computed by blocks of queries.
     """
     size = None if keep_scores else block_size((*q.shape[:3], k.shape[2]))
     if size is None:

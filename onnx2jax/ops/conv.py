@@ -39,7 +39,7 @@ def convolve_numpy(
         w: (O, C / groups, kernel...).
         window: its kernel, strides, padding and dilations.
         groups: the number of groups of channels.
-        stretch: how far pixels are drawn apart before, zeros between them, along each axis; then strides are 1.
+        stretch: the dilation of the image along each axis, zeros between its pixels; then strides are 1.
     """
     dtype, wide = x.dtype, accumulator(x.dtype)
     if dtype.kind in "iu":

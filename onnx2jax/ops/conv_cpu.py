@@ -113,7 +113,7 @@ def convolve(x: Any, w: Any, window: Window, groups: int = 1, stretch: tuple[int
 
     Args:
         x, w, window, groups: as above.
-        stretch: how far pixels are drawn apart before, zeros between them, along each axis.
+        stretch: the dilation of the image along each axis, zeros between its pixels.
     """
     wide = accumulator(x.dtype)
     x, w = x.astype(wide), w.astype(wide)
@@ -235,7 +235,7 @@ def _in_packs(x: Any, w: Any, window: Window, groups: int, size: int, form: Form
 
 
 def _along_last(x: Any, behind: int, before: int, after: int) -> Any:
-    """x with zeros around its last spatial axis, behind which so many others come."""
+    """x with zeros around its last spatial axis, which ``behind`` other axes follow."""
     pads = [(0, 0, 0)] * x.ndim
     pads[-1 - behind] = (before, after, 0)
     return lax.pad(x, np.zeros((), x.dtype), pads)

@@ -35,9 +35,9 @@ class Problem:
         outputs: channels of the result.
         channels: of the image, in each group.
         window, groups: of the convolution.
-        stretch: how far pixels are drawn apart before; () if they are not.
+        stretch: the dilation of the image, zeros between its pixels; () without.
         batches: groups that the batch is divided into, as in gradients of weights; ``batch`` is then the result's.
-        blocks: extents of the result; unknown where pixels are drawn apart.
+        blocks: extents of the result; unknown if the image is dilated.
         taps: elements of the kernel.
         summands: elements of a window, over all channels.
         pixels: of the result, in the batch.
@@ -88,7 +88,7 @@ def lowering(problem: Problem, target: str) -> str:
 
 
 def _is_patches(p: Problem) -> bool:
-    """Windows that lie side by side over an image of few channels, as where a vision transformer begins."""
+    """Windows side by side over an image of few channels, as in the patch embedding of a vision transformer."""
     beside = p.window.strides == tuple(p.window.kernel) and {*p.window.dilations} <= {1} and p.is_unpadded
     return p.is_plain and p.channels < limits.CONV_FEW_INPUTS and p.is_static and beside and p.taps > 1
 

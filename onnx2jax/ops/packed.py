@@ -4,12 +4,12 @@ Their numbers are integers, or small floating ones that are looked up by the bit
 
 A weight [out, in] comes as bytes [out, blocks, size], low bits first, with a scale for each block, and a zero point.
 Its bytes are turned to words of 32 bits, [words, blocks, out]: numbers for neighbouring outputs are neighbours, and a
-CPU takes several at a time. That depends on weights alone. Unpacking, which takes eight times the memory, is made
+CPU takes several at a time. This is hoisted. Unpacking, which takes eight times the memory, is made
 dependent on the input, so that it is part of each product (see ``dependent``).
 
 4 bits in blocks of 32, one row, ms on 2 cores beside other work (in brackets: by a float32 weight):
 
-    768 -> 3072    a loop over the bytes of the blocks 0.20 (0.23)    unpacked, then a product 0.7    as it lies 1.9
+    768 -> 3072    a loop over the bytes of the blocks 0.20 (0.23)    unpacked, then a product 0.7    as stored 1.9
     2048 -> 8192                                       1.15 (2.5)                               28
     768 -> 50304                                       3.8 (11)
 
@@ -36,7 +36,7 @@ each other in memory and few enough to stay in the processor's cache. Processor 
 
 768 x 10688, 8 rows: 2.8 rather than 7.0; pieces of 512K in place of 256K: 2.7, panels of 32 or 128 columns the same.
 
-On accelerators the bytes are read as they lie, and XLA unpacks them on the way into the product where it can; on CUDA
+On accelerators the bytes are read as stored, and XLA unpacks them on the way into the product where it can; on CUDA
 few rows are no product (``PACKED_ADDED_ROWS``). Bytes that kernels move for each byte of 1024 x 2816 in 4 bits, and
 thousands of cycles of a TPU v5e, rows of bfloat16:
 
@@ -103,7 +103,7 @@ def packed_product(x, packed, scales, zero_points, bits, spread=False, value=int
         scales: float[out, blocks], or as float8.
         zero_points: float or uint8[out, blocks]; None for the middle of the range, or of what are no integers.
         bits: 2, 4 or 8.
-        spread: whether the model lies on several devices; there, waiting for x would be an exchange.
+        spread: whether the model is on several devices; there, waiting for x would be communication.
         value: the numbers that codes stand for, before their scale, in a floating type.
 
     Returns:
@@ -123,12 +123,12 @@ def _packed_product(x, packed, scales, zero_points, bits, spread, value, platfor
     width = out if few or spread else max(1, PACKED_PRODUCT // x.shape[1])
     return compat.platform_dependent(
         x, packed, scales, zero_points, cpu=partial(_in_words, **options),
-        cuda=partial(_as_it_lies, width=width, by=_added if few else _multiplied, **options),
-        default=partial(_as_it_lies, width=out, by=_multiplied, **options),
+        cuda=partial(_as_stored, width=width, by=_added if few else _multiplied, **options),
+        default=partial(_as_stored, width=out, by=_multiplied, **options),
     )  # fmt: skip
 
 
-def _as_it_lies(x, packed, scales, zero_points, *, width, by, bits, spread, value):
+def _as_stored(x, packed, scales, zero_points, *, width, by, bits, spread, value):
     """``packed_product`` on an accelerator: numbers in the low bits of a block's bytes, then those in higher ones.
 
     ``width`` columns are unpacked at a time, and multiplied ``by`` a function of inputs and weights.
@@ -198,7 +198,7 @@ def dependent(a, x):
 
 
 def divided_product(x, weight, bits, shards):
-    """``packed_product`` of a weight that lies on several devices: each multiplies the blocks, or rows, that it has."""
+    """``packed_product`` of a sharded weight: each device multiplies its shard of the blocks, or rows."""
     axis = int(shards.along == "in")
     if shards.parts == 1 or weight[0].shape[axis] % shards.parts:
         return packed_product(x, *weight, bits, shards.spread)

@@ -218,7 +218,6 @@ def _wrapped(wrapper: Wrapper, function: Callable[..., Any], inputs: tuple[str, 
 _LOCK: Final = threading.RLock()
 _OPERATORS: dict[tuple[str, str], list[Registration]] = {}
 """The registered versions of each operator, the newest first."""
-_REFUSED: dict[tuple[str, str], str] = {}
 _WRAPPERS: dict[tuple[str, str], Wrapper] = {}
 _BUILT_IN: dict[tuple[str, str, int], Callable[..., Any] | None] = {}
 
@@ -317,17 +316,6 @@ def _calling_module() -> str:
         frame = frame.f_back
     name = frame.f_globals.get("__name__", "")
     return name.removeprefix(prefix) if name.startswith(prefix) else ""
-
-
-def refuse(name: str, *, domain: str, instead: str) -> None:
-    """Give an operator that is unsupported on purpose what to do instead, for the error that names it."""
-    _REFUSED[normal_domain(domain), name] = instead
-
-
-def refused(domain: str, name: str) -> str:
-    """What to do instead of an operator that is unsupported on purpose; "" for others."""
-    load_all()
-    return _REFUSED.get((normal_domain(domain), name), "")
 
 
 def resolve(domain: str, name: str, opset: int = sys.maxsize) -> Operator | None:

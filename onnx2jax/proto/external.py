@@ -16,7 +16,7 @@ from .immutable import owned
 from .mapped import LAZY_BYTES, Detached, File, sample
 
 SHARED_BYTES: Final = 1024
-"""raw_data of at least this many bytes is shared with the arrays made of it."""
+"""raw_data of at least this many bytes is shared with its arrays."""
 
 DENSE_LIMIT: Final = 2**24
 """The most elements of all densified sparse tensors, unless at least one in a thousand is stored."""

@@ -204,7 +204,7 @@ def read_bytes(source: Any) -> tuple[bytes, str, Path | None]:
 def read_regular(path: str | os.PathLike[str], label: str) -> bytes:
     """The bytes of a regular file.
 
-    Others are refused: reading a FIFO would wait for its writer, and a device may have no end.
+    Others are rejected: reading a FIFO would wait for its writer, and a device may have no end.
 
     Raises:
         ModelError: it is no regular file, or larger than protobuf allows.

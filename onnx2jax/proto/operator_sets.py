@@ -74,15 +74,9 @@ def read_operator_set(source: Any, *, follow_links: bool = False) -> OperatorSet
     document, label, files = parse(source, follow_links=follow_links)
     for problem in problems(document, label):
         raise problem
-    return OperatorSet(
-        label,
-        document.ir_version,
-        normal_domain(document.domain),
-        document.opset_version,
-        {(o.op_type, o.since_version): o.status == STABLE for o in document.operator},
-        {(f.name, f.overload): f for f in document.functions},
-        files,
-    )
+    head = label, document.ir_version, normal_domain(document.domain), document.opset_version
+    stable = {(o.op_type, o.since_version): o.status == STABLE for o in document.operator}
+    return OperatorSet(*head, stable, {(f.name, f.overload): f for f in document.functions}, files)
 
 
 def parse(source: Any, *, follow_links: bool = False) -> tuple[Any, str, ExternalFiles]:

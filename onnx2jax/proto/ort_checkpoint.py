@@ -79,17 +79,14 @@ def _checkpoint(root: _Table, data: str) -> Checkpoint:
         raise ModelError(f"its version is {version}; supported are {VERSIONS}")
     if module is None or module.number(2, "Bool"):
         raise ModelError("it has names of parameters without values (a nominal checkpoint); load the full checkpoint")
-    groups = [
-        Group(
-            group.text(0),
-            group.number(1, "Int64"),
-            group.number(2, "Float32"),
-            {state.text(0): [_tensor(t, data) for t in state.tables(1)] for state in group.tables(3)},
-        )
-        for group in root.tables(2)
-    ]
+    groups = [_group(table, data) for table in root.tables(2)]
     trained, frozen = ([_tensor(t, data) for t in module.tables(slot)] for slot in (0, 1))
     return Checkpoint(trained, frozen, groups, dict(_properties(bag)) if bag else {})
+
+
+def _group(table: _Table, data: str) -> Group:
+    moments = {state.text(0): [_tensor(t, data) for t in state.tables(1)] for state in table.tables(3)}
+    return Group(table.text(0), table.number(1, "Int64"), table.number(2, "Float32"), moments)
 
 
 def _tensor(table: _Table, data: str) -> Any:

@@ -132,10 +132,8 @@ def _strings(entries: Any) -> np.ndarray:
 
 def _expect(tensor: Any, field: str, count: int, wanted: int, unit: str = "entries") -> None:
     if count != wanted:
-        raise ModelError(
-            f"tensor {tensor.name!r} with dims {list(tensor.dims)} needs {wanted} {unit} of {field}, but has {count}",
-            rule="TD-13",
-        )
+        needs = f"with dims {list(tensor.dims)} needs {wanted} {unit} of {field}, but has {count}"
+        raise ModelError(f"tensor {tensor.name!r} {needs}", rule="TD-13")
 
 
 def to_dense(sparse: Any, files: ExternalFiles | None = None) -> np.ndarray:

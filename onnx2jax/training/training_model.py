@@ -112,7 +112,7 @@ class TrainingModel(TrainingEngine):
         main = imported.graph.initializers
         variables = set().union(*(info.assigned for info in infos))
         self._stored = {n: v for n, v in main.items() if n in variables}
-        self._own_stored = tuple({n: v for n, v in info.own.items() if n in info.assigned} for info in infos)
+        self._own_stored = tuple({n: v for n, v in info.initializers.items() if n in info.assigned} for info in infos)
         self._variables = {n: v for each in (*reversed(self._own_stored), self._stored) for n, v in each.items()}
         if strings := [n for n, v in self._variables.items() if v.dtype.hasobject]:
             raise UnsupportedError(f"variables {strings} hold strings, which JAX does not support")

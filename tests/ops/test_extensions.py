@@ -142,7 +142,7 @@ def one_node(name: str, inputs: list[np.ndarray], outputs: int, domain: str, **a
 
 
 def test_refused_operators_say_what_to_do_instead() -> None:
-    for name, why in extensions.REFUSED.items():
+    for name, why in extensions.REPLACEMENTS.items():
         assert all((d, name) not in {(d, n) for n in onnx2jax.supported()[d]} for d in extensions.DOMAINS)
         with pytest.raises(UnsupportedOperatorError, match=f"(?s)ai.onnx.contrib 1: {name} .*{why[:20]}"):
             onnx2jax.convert(one_node(name, [text("a")], 1, CONTRIB))

@@ -1,4 +1,4 @@
-"""Operators of onnxruntime-extensions: strings, tokenizers and images, on the host, and those that are refused by name.
+"""Operators of onnxruntime-extensions: strings, tokenizers and images, on the host, and replacements of others.
 
 Their package documents few details; where it leaves them open, they are as its library 0.15 computes them.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ..registry import op, refuse
+from ..registry import op
 
 DOMAINS: Final = ("ai.onnx.contrib", "com.microsoft.extensions")
 """The domain that exporters of tokenizers write, and the one of the package's pre- and post-processing tool."""
@@ -28,7 +28,7 @@ _TOKENS = "tokenize before the model, as with the package tokenizers, and pass t
 _TEXT = "turn ids into text behind the model, as with the package tokenizers"
 _BYTES = "it matches bytes by C++'s std::regex; use {}, whose expressions are RE2's"
 _AUDIO = "decode audio before the model, and pass samples"
-REFUSED: Final = {
+REPLACEMENTS: Final = {
     **dict.fromkeys(
         ("BasicTokenizer", "CLIPTokenizer", "HfJsonTokenizer", "RobertaTokenizer", "SentencepieceTokenizer"), _TOKENS
     ),
@@ -49,8 +49,4 @@ REFUSED: Final = {
     "AzureAudioToText": "it calls a service over the network, which a function of arrays cannot",
     "OpenAIAudioToText": "it calls a service over the network, which a function of arrays cannot",
 }
-"""Operators of the domain that are unsupported, with what to do instead."""
-
-for _name, _why in REFUSED.items():
-    for _domain in DOMAINS:
-        refuse(_name, domain=_domain, instead=_why)
+"""Operators of the domain that are unsupported on purpose, with what to do instead."""

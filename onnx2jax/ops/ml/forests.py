@@ -38,10 +38,10 @@ class Forest(NamedTuple):
     """Whether NaN takes the true branch."""
     roots: Any
     """The root node of each tree."""
-    voters: Any
+    voters: Any = ()
     """The leaf of each vote."""
-    targets: Any
-    weights: Any
+    targets: Any = ()
+    weights: Any = ()
     members: Any = np.zeros((0, 0))
     """Per node the set tested by BRANCH_MEMBER, padded with NaN."""
 

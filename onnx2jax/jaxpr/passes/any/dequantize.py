@@ -6,7 +6,7 @@ Before, x and w in int8, as DequantizeLinear and Conv trace them:
     e = convert_element_type[int32] w;  f = convert_element_type[float32] e;  g = mul f s
     y:f32 = conv_general_dilated d g
 
-After; p is x padded with its zero point, and r and 0.1 * s, of parameters alone, are hoisted:
+After; p is x padded with its zero point, and r and 0.1 * s, which depend on parameters only, are hoisted:
 
     r = reduce_sum w
     h:i32 = conv_general_dilated p w;  i = sub h (mul 3 r);  j = convert_element_type[float32] i;  y = mul j (mul 0.1 s)
@@ -154,9 +154,9 @@ Kernel = tuple[Callable[..., Any], int]
 def _convolution(equation: Equation) -> Kernel | None:
     problem, numbers = equation.convolution, equation.params["dimension_numbers"]
     plain = tuple(range(len(numbers.lhs_spec)))
-    lies = numbers.lhs_spec == numbers.rhs_spec == numbers.out_spec == plain
+    is_plain = numbers.lhs_spec == numbers.rhs_spec == numbers.out_spec == plain
     whole = problem.batches == 1 and not problem.is_apart and min(map(min, problem.window.pads), default=0) >= 0
-    if not (lies and whole) or lowering(problem, "int8") != "integers":
+    if not (is_plain and whole) or lowering(problem, "int8") != "integers":
         return None
     return lambda a, b, za, zb: signed_conv(a, b, (za, zb), problem.window), 0
 

@@ -73,7 +73,7 @@ class _Uses:
 
     def __init__(self, program: Program) -> None:
         self.roots: dict[Any, frozenset[Any]] = {v: frozenset() for v in program.constants}
-        """The parameters of each value that follows from parameters alone."""
+        """The parameters of each value that depends on parameters only."""
         self.roots |= {v: frozenset((v,)) for v in program.inputs[: program.parameters]}
         self.producers: dict[Any, Equation] = {}
         self.reader: dict[Any, Equation] = {}

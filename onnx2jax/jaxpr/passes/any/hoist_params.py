@@ -144,13 +144,9 @@ def hoist(program: Program, branch: Branch) -> Program:
     steps = _needed([Step.of(e, numbers) for e in early], [numbers[v] for v in results])
     read = {*(numbers[v] for v in results), *(v for step in steps for v in step.reads)}
     constants_read = {numbers[v]: (v.aval, value) for v, value in constants.items() if numbers[v] in read}
-    hoisted = SplitProgram(
-        steps,
-        {place: numbers[v] for place, v in parameters.items()},
-        {number: (_unrepeated(value, aval.dtype), aval.shape) for number, (aval, value) in constants_read.items()},
-        [numbers[v] for v in results],
-        None,
-    )
+    arrays = {number: (_unrepeated(x, aval.dtype), aval.shape) for number, (aval, x) in constants_read.items()}
+    weights = {place: numbers[v] for place, v in parameters.items()}
+    hoisted = SplitProgram(steps, weights, arrays, [numbers[v] for v in results], None)
     return program.replace(
         inputs=[*results, *program.inputs[program.parameters :]],
         outputs=outputs,
@@ -164,7 +160,7 @@ def hoist(program: Program, branch: Branch) -> Program:
 def parameter_only(
     program: Program, names: dict[Any, Any], constants: dict[Any, Any], branch: Branch
 ) -> Iterator[tuple[Equation, bool]]:
-    """The equations, calls that read parameters inlined, each with whether it follows from parameters alone.
+    """The equations, calls that read parameters inlined, each with whether it depends on parameters only.
 
     Args:
         program: a program.

@@ -237,11 +237,11 @@ def _reshaped(x: Value, aval: Any) -> list[Value]:
     groups = _groups(x.shape, shape)
     group_of = {axis: group for group in groups for axis in group[0]}
     stored = [axis for axis in order if x.shape[axis] != 1]
-    lying = list(dict.fromkeys(group_of[axis] for axis in stored))
-    wanted = [axis for before, _ in lying for axis in before]
+    stored_groups = list(dict.fromkeys(group_of[axis] for axis in stored))
+    wanted = [axis for before, _ in stored_groups for axis in before]
     if wanted != stored:  # a group is torn apart: the ones may come first
         order = (*(axis for axis in range(x.rank) if x.shape[axis] == 1), *wanted)
-    after = [axis for _, axes in lying for axis in axes]
+    after = [axis for _, axes in stored_groups for axis in axes]
     for axis, extent in enumerate(shape):
         if extent == 1:
             after.insert(after.index(axis - 1) + 1 if axis and axis - 1 in after else 0, axis)
@@ -301,7 +301,7 @@ def _product(equation: Equation, operands: Sequence[Value]) -> list[Value]:
 
 
 def _first_summed(operands: Sequence[Value], numbers: Any) -> int | None:
-    """The first axis of a sum by weights of its axes' shape, such as the mean of all pixels, if others lie behind."""
+    """The first axis of a sum by weights of its axes' shape, such as the mean of all pixels, if others follow."""
     (x, weights), ((contracted, by), (batch, _)) = operands, numbers
     if batch or not by or by != plain(weights.rank) or contracted[-1] == x.rank - 1:
         return None

@@ -125,8 +125,8 @@ def _kernel(equation: Equation) -> Callable[..., Any] | None:
     if equation.name == "dot_general":
         return product if _is_product(equation) else None
     problem, numbers, last = equation.convolution, equation.params["dimension_numbers"], (0, 3, 1, 2)
-    lies = (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec) == (last, (3, 2, 0, 1), last)
-    if not (lies and problem.is_unpadded and has_onednn(problem)):
+    is_nhwc = (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec) == (last, (3, 2, 0, 1), last)
+    if not (is_nhwc and problem.is_unpadded and has_onednn(problem)):
         return None
     return functools.partial(convolution, strides=problem.window.strides)
 

@@ -1,7 +1,7 @@
-"""Convolutions of a step of training, forward and backward, of images that lie channels last.
+"""Convolutions of a step of training, forward and backward, of images that are channels last.
 
 JAX writes the gradient of a weight as a convolution with batch and channels in each other's place, whose kernel is the
-gradient of the result, and the gradient of an image as one of pixels drawn apart. XLA:CPU has fast kernels for dense
+gradient of the result, and the gradient of an image as one of a dilated image. XLA:CPU has fast kernels for dense
 ones (3x3 with 32 channels of 16x16 pixels: 2.3 ms for the weight, by products for each of 9 taps 4.1, by one product of
 columns 5.6). Not so for these, in milliseconds of one core, 8 images of 28x28:
 
@@ -97,7 +97,7 @@ def _of_images(x: Any, w: Any, window: Window, groups: int, batches: int, stretc
 
 
 def _convolved(x: Any, w: Any, window: Window, groups: int, stretch: tuple[int, ...]) -> Any:
-    """x (N, spatial..., C), its pixels drawn apart, by w (O, C / groups, kernel...)."""
+    """x (N, spatial..., C), dilated, by w (O, C / groups, kernel...)."""
     how = lowering(Problem(x.dtype, x.shape[:-1], w.shape, window, groups, stretch), "training")
     if how == "depthwise apart":
         return depthwise(_apart(x, window, stretch), w, window.unpadded, groups)
