@@ -17,6 +17,7 @@ from ..model.reports.comparison import compared
 from ..model.reports.facts import by_position
 from ..model.reports.profile import HEAD, SHOWN, duration
 from ..model.reports.verify import in_types_of_file
+from ..progress import stage
 from .inputs import add_inputs, filled, given, sized
 from .terminal import (
     CommandError,
@@ -24,14 +25,12 @@ from .terminal import (
     add_computing,
     add_dims,
     add_dtype,
-    add_model,
     converted,
     dims,
     note,
     print_json,
     print_table,
     whole,
-    working,
 )
 
 BLOCK: Final = 0.1
@@ -50,7 +49,6 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
         example="bench model.onnx --dim batch=8",
         statuses={1: "outputs differ, so nothing is timed; or the model or the data is invalid"},
     )
-    add_model(parser)
     add_inputs(parser)
     add_dims(parser)
     add_computing(parser)
@@ -64,7 +62,7 @@ def _bench(arguments: argparse.Namespace) -> int:
     sizes = dims(arguments.dim)
     model, load_time = _timed(lambda: converted(arguments, dims=sizes))
     feeds = filled(model, given(model, arguments), arguments.seed)
-    with working("compiling"), sized(model, feeds):
+    with stage("compiling"), sized(model, feeds):
         ours, first = _timed(lambda: model.run(None, feeds))
     calls: dict[str, Callable[[], Any]] = {OURS: lambda: model.run(None, feeds)}
     declared = in_types_of_file(model, feeds)
@@ -76,7 +74,7 @@ def _bench(arguments: argparse.Namespace) -> int:
             note(f"output {bad[0].value!r} differs from onnxruntime's: {bad[0].why}; see onnx2jax verify")
             return 1
         calls[THEIRS] = lambda: session.run(None, declared)
-    with working("timing"):
+    with stage("timing"):
         times = measured(calls, max(1, arguments.rounds))
     _print(times, load_time, first, arguments.json)
     return 0
@@ -156,7 +154,6 @@ def _print(times: Mapping[str, Sequence[float]], load_time: float, first: float,
 def add_profile(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     add_command(parser, _profile, example="profile model.onnx --dim batch=8")
-    add_model(parser)
     add_inputs(parser)
     add_dims(parser)
     add_dtype(parser)
@@ -170,7 +167,7 @@ def _profile(arguments: argparse.Namespace) -> int:
     model = converted(arguments, dims=dims(arguments.dim))
     feeds = filled(model, given(model, arguments), arguments.seed)
     args, named = by_position(model, feeds)
-    with working("compiling and recording"), sized(model, feeds):
+    with stage("compiling and recording"), sized(model, feeds):
         found = model.profile(*args, calls=arguments.calls, **named)
     if arguments.json:
         print(found.to_json())

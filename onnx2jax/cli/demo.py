@@ -6,8 +6,9 @@ import argparse
 from pathlib import Path
 
 from .. import demo
+from ..progress import stage
 from ..runtime import cache_folder
-from .terminal import add_command, print_json, working
+from .terminal import add_command, print_json, print_result
 
 
 def add_demo(parser: argparse.ArgumentParser) -> None:
@@ -18,12 +19,13 @@ def add_demo(parser: argparse.ArgumentParser) -> None:
         example="demo --output demo.png",
         statuses={1: "matplotlib or rich is not installed"},
         json="print the numbers as JSON and draw nothing; needs no extras",
+        model=None,
     )
     parser.add_argument("--output", type=Path, default=Path("demo.png"), help="the picture (default: %(default)s)")
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    sign = working("converting, compiling and differentiating")
+    sign = stage("converting, compiling and differentiating")
     if not arguments.json:
         return demo.run(arguments.output, sign)
     with sign:
@@ -46,7 +48,7 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 def add_cache(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    add_command(parser, _cache, example="cache --clear")
+    add_command(parser, _cache, example="cache --clear", model=None)
     parser.add_argument("--clear", action="store_true", help="delete all programs in it")
 
 
@@ -55,12 +57,9 @@ def _cache(arguments: argparse.Namespace) -> int:
     found = cache_folder.Contents([], [])
     if folder is not None:
         found = cache_folder.clear(folder) if arguments.clear else cache_folder.contents(folder)
-    if arguments.json:
-        facts = {"programs": len(found.entries), "bytes": found.bytes, "cleared": arguments.clear}
-        print_json({"folder": None if folder is None else str(folder), **facts})
-    elif folder is None:
-        print(f"no folder: {cache_folder.VARIABLE} is empty, or the user has no home")
-    else:
-        end = ", now deleted" if arguments.clear else f" of at most {cache_folder.MAX_BYTES:,}"
-        print(f"{folder}\n{len(found.entries)} programs, {found.bytes:,} bytes{end}")
-    return 0
+    facts = {"programs": len(found.entries), "bytes": found.bytes, "cleared": arguments.clear}
+    end = ", now deleted" if arguments.clear else f" of at most {cache_folder.MAX_BYTES:,}"
+    text = f"{folder}\n{len(found.entries)} programs, {found.bytes:,} bytes{end}"
+    if folder is None:
+        text = f"no folder: {cache_folder.VARIABLE} is empty, or the user has no home"
+    return print_result(arguments, {"folder": folder and str(folder), **facts}, text)

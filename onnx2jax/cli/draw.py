@@ -13,19 +13,18 @@ from ..model.convert import open_model
 from ..model.model import Model
 from ..model.reports.facts import by_position
 from ..model.spec import Spec
+from ..progress import stage
 from ..proto.origin import Origin
 from .inputs import add_inputs, filled, given, sized
 from .terminal import (
     CommandError,
     add_command,
     add_dims,
-    add_model,
     converted,
     dims,
     note,
-    print_json,
+    print_result,
     reading,
-    working,
 )
 
 PROFILED: int = 5
@@ -35,13 +34,12 @@ PROFILED: int = 5
 def add_draw(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     add_command(parser, _draw, example="draw model.onnx page.html", json="print the page's path and size as JSON")
-    add_model(parser)
     parser.add_argument("page", type=Path, help="the file to write: one self-contained .html file, or an .svg picture")
     add_facts(parser)
 
 
 def add_facts(parser: argparse.ArgumentParser) -> None:
-    """Add the options for what a page shows, which ``written`` reads."""
+    """Add the options for what a page shows, which ``_write`` reads."""
     add_inputs(parser)
     parser.add_argument("--random", action="store_true", help="show what nodes compute for random inputs")
     parser.add_argument("--profile", action="store_true", help="colour nodes by the time of a call")
@@ -50,21 +48,11 @@ def add_facts(parser: argparse.ArgumentParser) -> None:
 
 
 def _draw(arguments: argparse.Namespace) -> int:
-    tell(written(arguments, arguments.page), arguments.json)
-    return 0
+    return _write(arguments, arguments.page)
 
 
-def tell(path: Path, as_json: bool) -> None:
-    """Print the path and the size of a page."""
-    size = path.stat().st_size
-    if as_json:
-        print_json({"page": str(path), "bytes": size})
-    else:
-        print(f"{path}  {size:,} bytes")
-
-
-def written(arguments: argparse.Namespace, path: Path) -> Path:
-    """Write the page of the command's model, with what its options ask for."""
+def _write(arguments: argparse.Namespace, path: Path) -> int:
+    """Write the page of the command's model, with what its options ask for, and print its path and size."""
     sizes = dims(arguments.dim)
     try:
         model = converted(arguments, dims=sizes)
@@ -78,13 +66,14 @@ def written(arguments: argparse.Namespace, path: Path) -> Path:
         feeds = filled(model, feeds, arguments.seed)
     if (feeds or arguments.profile or arguments.verify) and path.suffix.lower() == ".svg":
         raise CommandError("a picture shows the graph alone: write an .html page")
-    with working("drawing"), sized(model, feeds):
+    with stage("drawing"), sized(model, feeds):
         if arguments.profile:
             args, named = by_position(model, feeds)
             shown["profile"] = model.profile(*args, calls=PROFILED, **named)
         if arguments.verify:
             shown["verification"] = model.verify(*([feeds] if feeds else ()))
-        return model.draw(path, inputs=feeds or None, **shown)
+        size = model.draw(path, inputs=feeds or None, **shown).stat().st_size
+    return print_result(arguments, {"page": str(path), "bytes": size}, f"{path}  {size:,} bytes")
 
 
 def _unsupported(arguments: argparse.Namespace, error: Exception) -> Model:
@@ -104,14 +93,13 @@ def add_view(parser: argparse.ArgumentParser) -> None:
         example="view model.onnx --random --dim batch=2 --profile",
         json="print the page's path and size as JSON, and open nothing",
     )
-    add_model(parser)
     parser.add_argument("--page", type=Path, help="the file to write (default: in a temporary folder)")
     add_facts(parser)
 
 
 def _view(arguments: argparse.Namespace) -> int:
     path = arguments.page or Path(tempfile.mkdtemp(prefix="onnx2jax-"), f"{arguments.model.stem}.html")
-    tell(written(arguments, path), arguments.json)
+    _write(arguments, path)
     if not arguments.json and not webbrowser.open(path.resolve().as_uri()):
         note("there is no browser here: open the page elsewhere")
     return 0

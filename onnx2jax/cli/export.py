@@ -13,16 +13,15 @@ from typing import Any
 
 from ..model.files.export import ABOUT, PLATFORMS
 from ..model.files.exported import load_exported
+from ..progress import stage
 from .terminal import (
     add_command,
     add_computing,
     add_dims,
-    add_model,
     converted,
     extents,
     note,
     print_json,
-    working,
 )
 
 
@@ -34,7 +33,6 @@ def add_export(parser: argparse.ArgumentParser) -> None:
         example="export model.onnx folder --dim batch=8 --platforms cpu,cuda,tpu",
         json="print inputs, outputs, platforms and files as JSON",
     )
-    add_model(parser)
     parser.add_argument("folder", type=Path)
     add_dims(
         parser, "the extent of a dimension variable: a number, or an expression such as past+1; symbolic by default"
@@ -59,7 +57,7 @@ def add_export(parser: argparse.ArgumentParser) -> None:
 def _export(arguments: argparse.Namespace) -> int:
     sizes = extents(arguments.dim)
     model = converted(arguments)
-    with working("lowering"), _attempts():
+    with stage("lowering"), _attempts():
         folder = model.export(
             arguments.folder,
             dims=sizes,

@@ -16,7 +16,8 @@ from ..generation.decoder import Decoder
 from ..generation.files import decoder
 from ..generation.sampling import Sampling
 from ..generation.text import Reader
-from .terminal import add_command, add_computing, add_model, computing, loading, print_json, reading, whole, working
+from ..progress import stage
+from .terminal import add_command, add_computing, computing, loading, print_json, reading, whole
 
 
 def add_generate(parser: argparse.ArgumentParser) -> None:
@@ -26,9 +27,9 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
         _generate,
         example='generate folder --prompt "Once upon a time" --temperature 0.7',
         json="print the tokens, and the text where there is a tokenizer, as JSON at the end",
+        model="a decoder's file or folder",
     )
     parser.set_defaults(refuse=parser.error)
-    add_model(parser, "a decoder's file or folder")
     prompt = parser.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", metavar="TEXT", help="needs tokenizer.json beside the model")
     prompt.add_argument("--prompt-ids", type=_ids, metavar="1,2,3", help="the prompt as tokens; prints tokens")
@@ -119,7 +120,7 @@ def _tokens(
         stop=[*model.stop, *stop],
         repetition_penalty=arguments.repetition_penalty,
     )
-    with working("compiling, and reading the prompt"):
+    with stage("compiling, and reading the prompt"):
         first = list(islice(stream, 1))
     for tokens in chain(first, stream):
         yield int(tokens[0])

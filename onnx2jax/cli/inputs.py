@@ -144,7 +144,7 @@ def _file(info: ValueInfo, path: Path, arguments: argparse.Namespace) -> Any:
     kind = path.suffix.lower()
     if kind == ".pb":
         try:
-            return read_value(info, path)
+            return read_value(info, path)[1]
         except ModelError as e:
             raise CommandError(str(e)) from None
     if kind == ".txt":

@@ -23,7 +23,6 @@ from .terminal import (
     CommandError,
     add_command,
     add_dims,
-    add_model,
     converted,
     dims,
     loading,
@@ -40,7 +39,6 @@ SHOWN = 12
 def add_inspect(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     add_command(parser, _inspect, example="inspect model.onnx --json", statuses={3: "some operators are unsupported"})
-    add_model(parser)
     parser.add_argument("--all", action="store_true", help=f"list every parameter, not the {SHOWN} largest")
 
 
@@ -149,6 +147,7 @@ def add_operators(parser: argparse.ArgumentParser) -> None:
         _operators,
         example="operators --domain com.microsoft --name '*Attention*'",
         statuses={3: "some operators of the file are unsupported"},
+        model=None,
     )
     parser.add_argument("model", type=Path, nargs="?", help="a file; lists its operators")
     parser.add_argument("--domain", metavar="PATTERN", default="*", help="such as ai.onnx or com.*")
@@ -199,7 +198,6 @@ def _of_file(arguments: argparse.Namespace, matches: Any) -> int:
 def add_summary(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     add_command(parser, _summary, example="summary model.onnx --dim batch=8")
-    add_model(parser)
     add_dims(parser)
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from ..model.devices.chips import CHIPS
 from ..model.devices.cost import Cost, cost
+from ..progress import stage
 from ..sharding.plans import KINDS
-from .terminal import CommandError, add_command, add_dims, add_dtype, dims, pairs, print_json, print_table, working
+from .terminal import CommandError, add_command, add_dims, add_dtype, dims, pairs, print_json, print_table
 
 FLAG = "--xla_force_host_platform_device_count="
 
@@ -23,6 +24,7 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
         parser,
         _plan,
         example="plan model.onnx --for v5e:2x4 --mesh data=2,model=4 --plan data+tensor --dim sequence=512",
+        model=None,
     )
     parser.add_argument("model", type=Path, help="weights are not read; external data may be missing")
     parser.add_argument(
@@ -62,7 +64,7 @@ def _plan(arguments: argparse.Namespace) -> int:
         own += [f"--plan={arguments.plan}"] * bool(arguments.plan)
         own += [f"--dtype={arguments.dtype}"] * bool(arguments.dtype)
         own += ["--json"] * arguments.json + ["--weights-only"] * arguments.weights_only
-        with working(f"compiling for {arguments.chips or f'{math.prod(axes.values())} devices'}"):
+        with stage(f"compiling for {arguments.chips or f'{math.prod(axes.values())} devices'}"):
             return subprocess.run([sys.executable, "-m", "onnx2jax", "plan", *own], env=env, check=False).returncode
     compiled = not arguments.weights_only
     found = cost(arguments.model, axes, arguments.plan, dims(arguments.dim), compiled, arguments.chips, arguments.dtype)

@@ -10,6 +10,7 @@ from urllib.parse import quote
 import numpy as np
 
 from ..model.reports.special_values import first_special, holds
+from ..progress import stage
 from ..proto import npz
 from .inputs import add_inputs, filled, given, sized
 from .terminal import (
@@ -17,14 +18,12 @@ from .terminal import (
     add_command,
     add_computing,
     add_dims,
-    add_model,
     converted,
     dims,
     note,
     print_json,
     print_table,
     type_of,
-    working,
 )
 
 
@@ -36,7 +35,6 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         example="run model.onnx --input image=cat.png --output-dir results",
         json="print inputs and outputs as JSON, with values of outputs up to 1000 numbers",
     )
-    add_model(parser)
     add_inputs(parser)
     parser.add_argument(
         "--random",
@@ -60,7 +58,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if absent and not arguments.random:
         raise CommandError(f"input {absent[0]} is missing: --input {absent[0].name}=FILE.npy, or --random")
     feeds = filled(model, feeds, arguments.seed)
-    with working("running"), sized(model, feeds):
+    with stage("running"), sized(model, feeds):
         results = model.run(None, feeds)
     outputs = dict(zip((v.name for v in model.outputs), results, strict=True))
     if any(holds(v, "nan") for v in results) and (origin := first_special(model, feeds, 0, ["nan"])):

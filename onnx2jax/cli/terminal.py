@@ -55,31 +55,31 @@ def add_command(
     example: str,
     statuses: dict[int, str] | None = None,
     json: str = "print everything as JSON",
+    model: str | None = "",
 ) -> None:
-    """Set what a command runs, and the end of its help: an example and the exit statuses.
+    """Add what every command has: the function that it runs, the end of its help, ``--json``, the model.
 
     Args:
         parser: the command's.
         function: executes the command and returns the exit status.
         statuses: added to STATUSES, or replacing some.
         json: the help of ``--json``.
+        model: the help of the model's file, beside which there are the options that ``reading`` reads; None for a
+            command without one.
     """
     table = "\n".join(f"  {status}  {what}" for status, what in {**STATUSES, **(statuses or {})}.items())
     parser.epilog = f"example:\n  onnx2jax {example}\n\nexit status:\n{table}"
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.set_defaults(command=function, parser=parser)
     parser.add_argument("--json", action="store_true", help=json)
-
-
-def add_model(parser: argparse.ArgumentParser, help: str | None = None) -> None:
-    """Add the model's file, and the options that ``reading`` reads."""
-    parser.add_argument("model", type=Path, help=help)
-    parser.add_argument("--external-data-dir", type=Path, metavar="DIR", help="the folder of external data")
-    parser.add_argument("--follow-links", action="store_true", help="accept external data behind links")
+    if model is not None:
+        parser.add_argument("model", type=Path, help=model)
+        parser.add_argument("--external-data-dir", type=Path, metavar="DIR", help="the folder of external data")
+        parser.add_argument("--follow-links", action="store_true", help="accept external data behind links")
 
 
 def reading(arguments: argparse.Namespace) -> Any:
-    """The keywords of ``read`` that ``add_model`` added."""
+    """The keywords of ``read`` that ``add_command`` added."""
     return {"external_data_dir": arguments.external_data_dir, "follow_links": arguments.follow_links}
 
 
@@ -184,13 +184,15 @@ def print_json(facts: Any) -> None:
     print(json.dumps(facts, indent=2))
 
 
-working = stage
-"""Shows progress on standard error during a long operation; see onnx2jax/progress.py."""
+def print_result(arguments: argparse.Namespace, facts: Any, text: str) -> int:
+    """Print a command's result: the facts with ``--json``, else the text; returns the exit status of success."""
+    print(json.dumps(facts, indent=2) if arguments.json else text)
+    return 0
 
 
 def loading(model: Path) -> Any:
-    """``working`` for reading a model."""
-    return working(f"loading {model.name}")
+    """The progress of reading a model."""
+    return stage(f"loading {model.name}")
 
 
 def note(text: str) -> None:

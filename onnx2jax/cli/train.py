@@ -14,6 +14,7 @@ from .. import compat
 from ..ir.file import opened, read
 from ..model.convert import convert
 from ..model.files.save import save
+from ..progress import stage
 from ..training.checkpoint import load_checkpoint, save_checkpoint
 from ..training.finetune import FineTuning
 from ..training.progress_bar import bar
@@ -23,14 +24,12 @@ from .terminal import (
     CommandError,
     add_command,
     add_computing,
-    add_model,
     computing,
     loading,
     note,
-    print_json,
+    print_result,
     reading,
     whole,
-    working,
 )
 
 LOSSES: Final = ("cross_entropy", "mse", "next_token")
@@ -45,7 +44,6 @@ def add_train(parser: argparse.ArgumentParser) -> None:
         example="train model.onnx digits.npz trained.onnx --loss cross_entropy --epochs 5",
         json="print the means of each epoch as JSON",
     )
-    add_model(parser)
     parser.add_argument("data", type=Path, help="an .npz file of arrays by input, samples along their first axes")
     parser.add_argument("output", type=Path, help="the trained model's file")
     parser.add_argument("--epochs", type=whole, default=1, metavar="N", help="(default: %(default)s)")
@@ -97,13 +95,10 @@ def _train(arguments: argparse.Namespace) -> int:
             print(f"epoch {epoch + 1} of {arguments.epochs}  {numbers}", flush=True)
         if arguments.checkpoint is not None:
             save_checkpoint(arguments.checkpoint, state, position={"epoch": epoch + 1})
-    with working(f"saving {arguments.output.name}"):
+    with stage(f"saving {arguments.output.name}"):
         trains.save(state, arguments.output)
-    if arguments.json:
-        print_json({"epochs": epochs, "batch_size": size, "output": str(arguments.output)})
-    else:
-        print(f"saved {arguments.output}")
-    return 0
+    facts = {"epochs": epochs, "batch_size": size, "output": str(arguments.output)}
+    return print_result(arguments, facts, f"saved {arguments.output}")
 
 
 class _Trains:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from ..checker.check import check
 from ..model.calls.arguments import named_dims, variables
+from ..progress import stage
 from .inputs import add_inputs, filled, given, say_sizes, sized
-from .terminal import add_command, add_dims, add_dtype, add_model, converted, dims, note, reading, working
+from .terminal import add_command, add_dims, add_dtype, converted, dims, note, reading
 
 
 def add_verify(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +20,6 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
         example="verify model.onnx --dim batch=2 --each-node",
         statuses={1: "outputs differ, or the model or the data is invalid"},
     )
-    add_model(parser)
     parser.add_argument(
         "--against",
         metavar="WHAT",
@@ -40,7 +40,7 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
 def _verify(arguments: argparse.Namespace) -> int:
     model = converted(arguments, dims=dims(arguments.dim))
     feeds = given(model, arguments)
-    with working("comparing"), sized(model, feeds):
+    with stage("comparing"), sized(model, feeds):
         found = model.verify(
             *([filled(model, feeds, arguments.seed)] if feeds else []),
             against=arguments.against,
@@ -63,14 +63,13 @@ def add_check(parser: argparse.ArgumentParser) -> None:
     add_command(
         parser, _check, example="check model.onnx --json", statuses={1: "there are errors, or the file cannot be read"}
     )
-    add_model(parser)
     parser.add_argument(
         "--verify-checksums", action="store_true", help="compare checksums of external data; reads all of it"
     )
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    with working(f"checking {arguments.model.name}"):
+    with stage(f"checking {arguments.model.name}"):
         report = check(
             arguments.model,
             verify_checksums=arguments.verify_checksums,

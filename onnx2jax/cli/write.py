@@ -11,17 +11,17 @@ from ..errors import InputNameError
 from ..model.files.join import join
 from ..model.files.save import save
 from ..model.model import Model
+from ..progress import stage
 from .terminal import (
     CommandError,
     add_command,
     add_dims,
-    add_model,
     converted,
     dims,
     pairs,
     print_json,
+    print_result,
     print_table,
-    working,
 )
 
 
@@ -33,7 +33,6 @@ def add_simplify(parser: argparse.ArgumentParser) -> None:
         example="simplify model.onnx small.onnx --dim batch=1",
         json="print the file's path, and counts before and after as JSON",
     )
-    add_model(parser)
     parser.add_argument("output", type=Path, help="the file to write")
     parser.add_argument(
         "--merge-products", action="store_true", help="multiply one input by several weights as one product"
@@ -43,7 +42,7 @@ def add_simplify(parser: argparse.ArgumentParser) -> None:
 
 def _simplify(arguments: argparse.Namespace) -> int:
     model = converted(arguments, dims=dims(arguments.dim))
-    with working(f"simplifying {arguments.model.name}"):
+    with stage(f"simplifying {arguments.model.name}"):
         small = model.simplified(merge_products=arguments.merge_products)
         path = save(small, arguments.output)
     before, after = _counts(model), _counts(small)
@@ -77,6 +76,7 @@ def add_join(parser: argparse.ArgumentParser) -> None:
         _join,
         example="join encoder.onnx classifier.onnx both.onnx --join features=x",
         json="print the file's path, size, inputs and outputs as JSON",
+        model=None,
     )
     parser.add_argument("first", type=Path)
     parser.add_argument("second", type=Path)
@@ -99,20 +99,16 @@ def _join(arguments: argparse.Namespace) -> int:
     names: dict[str, list[str]] = {}
     for output, name in pairs("--join", arguments.join, "INPUT"):
         names.setdefault(output, []).append(name)
-    with working(f"joining {arguments.first.name} and {arguments.second.name}"):
+    with stage(f"joining {arguments.first.name} and {arguments.second.name}"):
         try:
             joined = join(arguments.first, arguments.second, names, prefix=arguments.prefix)
         except InputNameError as error:
             raise CommandError(f"{error}: --join OUTPUT=INPUT") from None
         path = save(joined, arguments.output)
-    if arguments.json:
-        inputs, outputs = (
-            [{"name": v.name, "type": str(v.type)} for v in vs] for vs in (joined.inputs, joined.outputs)
-        )
-        print_json({"path": str(path), "bytes": path.stat().st_size, "inputs": inputs, "outputs": outputs})
-    else:
-        print(f"{joined}\n{path}  {path.stat().st_size:,} bytes")
-    return 0
+    size = path.stat().st_size
+    inputs, outputs = ([{"name": v.name, "type": str(v.type)} for v in vs] for vs in (joined.inputs, joined.outputs))
+    facts = {"path": str(path), "bytes": size, "inputs": inputs, "outputs": outputs}
+    return print_result(arguments, facts, f"{joined}\n{path}  {size:,} bytes")
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
@@ -123,18 +119,13 @@ def add_source(parser: argparse.ArgumentParser) -> None:
         example="source model.onnx folder --dim batch=1",
         json="print the module's path and number of lines as JSON",
     )
-    add_model(parser)
     parser.add_argument("folder", type=Path, help="the folder of model.py and params.safetensors")
     add_dims(parser, "fix the extent of a dimension variable (default: it stays a name)")
 
 
 def _source(arguments: argparse.Namespace) -> int:
     model = converted(arguments, dims=dims(arguments.dim))
-    with working(f"writing {arguments.folder}"):
+    with stage(f"writing {arguments.folder}"):
         path = model.to_source(arguments.folder)
     lines = len(path.read_text(encoding="utf-8").splitlines())
-    if arguments.json:
-        print_json({"path": str(path), "lines": lines})
-    else:
-        print(f"{path}  {lines:,} lines")
-    return 0
+    return print_result(arguments, {"path": str(path), "lines": lines}, f"{path}  {lines:,} lines")

@@ -60,16 +60,13 @@ class FilePart:
         name_nodes(graph)
         for node in graph.node:
             node.output[:] = [PASSED.format(n) if n in self.inputs else n for n in node.output]
-        read, nodes = {*self.outputs}, list[Any]()
+        read = {*self.outputs}
         for node in reversed(graph.node):
             if not read.isdisjoint(node.output):
-                nodes.append(node)
-                read.update(node.input)
-                read.update(name for inner in subgraphs(node) for name in names_read(inner))
-        kept = [type(node).FromString(node.SerializeToString()) for node in reversed(nodes)]
-        del graph.node[:]
-        graph.node.extend(kept)
-        return read - {""}
+                read.update(filter(None, node.input))
+                read.update(name for inner in subgraphs(node) for name in names_read(inner) if name)
+        keep(graph.node, lambda n: not read.isdisjoint(n.output))
+        return read
 
 
 def _value_info(name: str, types: Mapping[str, TensorType]) -> Any:

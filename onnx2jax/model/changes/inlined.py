@@ -15,8 +15,9 @@ from ...eval.values import to_host
 from ...ir.graph import Graph, Node, with_graphs
 from ...proto.messages import GraphProto
 from ...proto.names import inside, node_names, unused_name
-from ...proto.walk import graphs_of, nested_graphs, rename, subgraphs
+from ...proto.walk import graphs_of, nested_graphs, rename
 from ..spec import Spec
+from .rewritten import name_nodes
 
 
 def with_branches_inlined(spec: Spec, graph: Graph) -> tuple[Spec, Graph]:
@@ -144,9 +145,7 @@ class _Inlining:
 
     def __call__(self, message: Any) -> None:
         graph = message.graph
-        for node, name in zip(graph.node, node_names(graph.node), strict=True):
-            if any(True for _ in subgraphs(node)):
-                node.name = name  # weights inside go by it
+        name_nodes(graph)
         nodes = list(graph.node)
         place = next(i for i, n in enumerate(nodes) if tuple(n.output) == self.outputs)
         (taken,) = (g for a in nodes[place].attribute if a.name == self.branch for g in graphs_of(a))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -39,11 +39,16 @@ def with_packed(imported: Imported) -> Imported:
             packed = {unused_name(n, taken - {found.name}, ".packed"): v for n, v in found.packed().items()}
             initializers |= packed
             nodes[i] = found.product(node, list(packed))
-    gone = {n for node in graph.nodes for n in node.reads}
-    nodes = _without_unread(nodes, {v.name for v in graph.outputs})
-    gone -= {n for node in nodes for n in node.reads} | {v.name for v in graph.outputs}
-    initializers = {n: v for n, v in initializers.items() if n not in gone}
-    return replace(imported, graph=replace(graph, nodes=tuple(nodes), initializers=initializers))
+    return with_nodes(imported, _without_unread(nodes, {v.name for v in graph.outputs}), initializers)
+
+
+def with_nodes(imported: Imported, nodes: Sequence[Node], initializers: Mapping[str, Any]) -> Imported:
+    """The model with other nodes in its main graph, and without the initializers that only the old ones read."""
+    graph = imported.graph
+    before, after = ({n for node in each for n in node.reads} for each in (graph.nodes, nodes))
+    gone = before - after - {v.name for v in graph.outputs}
+    kept = {n: v for n, v in initializers.items() if n not in gone}
+    return replace(imported, graph=replace(graph, nodes=tuple(nodes), initializers=kept))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from ...eval.node_errors import CURE
 from ...eval.values import to_host
 from ...ir.graph import descendants
 from ...proto.types import TensorType, ValueInfo
-from ...proto.walk import weights
+from ...proto.walk import keep, weights
 
 Shapes = Mapping[str, tuple[int, ...]]
 SIZES: Final = (2, 64, 224)
@@ -125,7 +125,4 @@ def _write(shapes: Shapes, outputs: Mapping[str, Sequence[Any]], stale: set[str]
                     dim.dim_value = extent
                 elif extent is None:
                     dim.Clear()
-    current = [v for v in graph.value_info if v.name not in stale and v.name not in shapes]
-    kept = [type(v).FromString(v.SerializeToString()) for v in current]
-    del graph.value_info[:]
-    graph.value_info.extend(kept)
+    keep(graph.value_info, lambda v: v.name not in stale and v.name not in shapes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import jax.numpy as jnp
@@ -17,8 +17,8 @@ from ...ops.microsoft.quant import dequantized_nbits, unpack, unpacked
 from ...ops.microsoft.weights import E2M1, dequantized_bnb4
 from ...proto.dtypes import to_code
 from ...proto.mapped import load
+from .pack import MICROSOFT, with_nodes
 
-MICROSOFT: Final = "com.microsoft"
 OPSET: Final = 21
 """The opset of the nodes that replace a packed product."""
 
@@ -54,10 +54,7 @@ def with_weights(imported: Imported, dtype: Any) -> Imported:
         weight = PRODUCTS[node.op_type].weight(node, packed)
         initializers[node.inputs[1]] = np.ascontiguousarray(weight.T).astype(kind)
         nodes += _product(graph, node, kind)
-    gone = {n for node in graph.nodes for n in node.reads} - {n for node in nodes for n in node.reads}
-    gone -= {v.name for v in graph.outputs}
-    initializers = {n: v for n, v in initializers.items() if n not in gone}
-    return replace(imported, graph=replace(graph, nodes=tuple(nodes), initializers=initializers))
+    return with_nodes(imported, nodes, initializers)
 
 
 def _operands(graph: Graph, node: Node) -> Sequence[Any] | None:

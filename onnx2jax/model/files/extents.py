@@ -15,8 +15,6 @@ from ...proto.names import unused_name
 from ...proto.types import TensorType, ValueInfo
 from ..calls.arguments import check_dims, named_dims, variables
 
-RESERVED: Final = {"mod", "floordiv", "max", "min"}
-"""Functions in JAX's syntax of symbolic dimensions, which cannot be names of symbols."""
 OPERATIONS: Final[dict[type[ast.operator], Callable[[Any, Any], Any]]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -33,7 +31,7 @@ FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "max": max,
     "min": min,
 }
-"""What JAX writes as functions."""
+"""What JAX writes as functions; no symbol has such a name."""
 
 
 def symbolic(
@@ -65,8 +63,26 @@ def symbolic(
             raise InputShapeError(f"dims has {name!r}: {extent!r}; it takes integers, and strings such as 'past + 1'")
     symbols = symbols_of(variables(named))
     dims = {**dims, **{n: f"{k}*{symbols[n]}" for n, k in (multiples or {}).items()}}
-    extents = _Extents(symbols, dims, constraints)
-    return {v.name: tuple(extents[d] if isinstance(d, str) else d for d in v.shape or ()) for v in named}
+    try:
+        scope = export.SymbolicScope(tuple(constraints))
+    except (ValueError, TypeError) as e:
+        raise InputShapeError(f"jax.export cannot parse the constraints {list(constraints)}: {e}") from None
+
+    def extent_of(name: str, inside: frozenset[str] = frozenset()) -> Any:
+        """The extent of a dimension; ``inside`` the expression for a dimension, its name is a symbol."""
+        extent = dims.get(name) if name not in inside else None
+        if isinstance(extent, int):
+            return extent
+        text = extent or (name if name not in symbols and not name.isidentifier() else None)
+        try:
+            if text is not None:
+                return evaluated(text, lambda n: extent_of(n, inside | {name}))
+            (symbol,) = export.symbolic_shape(symbols.get(name, name), scope=scope)
+        except (ValueError, SyntaxError, ArithmeticError) as e:
+            raise InputShapeError(f"dimension {name!r}, {text or name!r}, is no expression: {e}") from None
+        return symbol
+
+    return {v.name: tuple(extent_of(d) if isinstance(d, str) else d for d in v.shape or ()) for v in named}
 
 
 def _named(inputs: Sequence[ValueInfo]) -> tuple[ValueInfo, ...]:
@@ -82,12 +98,12 @@ def _named(inputs: Sequence[ValueInfo]) -> tuple[ValueInfo, ...]:
 def symbols_of(names: Iterable[str]) -> dict[str, str]:
     """The symbols of dimensions; none for names that are expressions of others."""
     names = list(dict.fromkeys(names))
-    symbols = {n: n for n in names if n.isidentifier() and n not in {*RESERVED, "_"}}
+    symbols = {n: n for n in names if n.isidentifier() and n not in {*FUNCTIONS, "_"}}
     plain = set(symbols)
     for name in names:
         if name not in plain and not _is_expression(name, plain):
             word = re.sub(r"\W", "_", name).strip("_")
-            word = word if word.isidentifier() and word not in RESERVED else f"dim_{word}"
+            word = word if word.isidentifier() and word not in FUNCTIONS else f"dim_{word}"
             symbols[name] = unused_name(word, {*symbols.values()})
     return symbols
 
@@ -102,34 +118,6 @@ def images(inputs: Sequence[ValueInfo], dims: Mapping[str, int | str]) -> dict[s
     named = _named(inputs)
     first = {d for v in named for d in (v.shape or ())[:2]}
     return {n: symbol for n, symbol in symbols_of(variables(named)).items() if n not in {*first, *dims}}
-
-
-class _Extents:
-    """Extents by the names of dimensions."""
-
-    def __init__(self, symbols: dict[str, str], dims: Mapping[str, int | str], constraints: Sequence[str]) -> None:
-        self._dims, self._symbols = dims, symbols
-        try:
-            self._scope = export.SymbolicScope(tuple(constraints))
-        except (ValueError, TypeError) as e:
-            raise InputShapeError(f"jax.export cannot parse the constraints {list(constraints)}: {e}") from None
-
-    def __getitem__(self, name: str) -> Any:
-        return self._of(name, frozenset())
-
-    def _of(self, name: str, inside: frozenset[str]) -> Any:
-        """The extent of a dimension; ``inside`` the expression for a dimension, its name is a symbol."""
-        extent = self._dims.get(name) if name not in inside else None
-        if isinstance(extent, int):
-            return extent
-        text = extent or (name if name not in self._symbols and not name.isidentifier() else None)
-        try:
-            if text is not None:
-                return evaluated(text, lambda n: self._of(n, inside | {name}))
-            (symbol,) = export.symbolic_shape(self._symbols.get(name, name), scope=self._scope)
-        except (ValueError, SyntaxError, ArithmeticError) as e:
-            raise InputShapeError(f"dimension {name!r}, {text or name!r}, is no expression: {e}") from None
-        return symbol
 
 
 def _is_expression(text: str, names: set[str]) -> bool:

@@ -54,8 +54,7 @@ def fixed_extents(message: str, symbols: Collection[str]) -> dict[str, list[int]
     for one, other in _pairs(message):
         for extent, number in ((one, other), (other, one)):
             try:
-                names = {n.id for n in ast.walk(ast.parse(extent, mode="eval")) if isinstance(n, ast.Name)}
-                (symbol,) = names - FUNCTIONS.keys()
+                (symbol,) = _symbols(extent)
                 if symbol not in symbols or not number.isdigit() or extent in symbols:
                     continue
                 fits = [k for k in range(1, _MOST + 1) if evaluated(extent, {symbol: k}.__getitem__) == int(number)]
@@ -77,12 +76,8 @@ def suggested(fits: Collection[int]) -> int:
 
 def _pairs(message: str) -> Iterator[tuple[str, str]]:
     """Extents in a message that have to be equal; where shapes are broadcast, none of them is 1."""
-    for wanted, given in _SHAPE.findall(message):
-        yield from zip(_split(wanted), _split(given), strict=False)
-    for axis, shapes in _JOINED.findall(message):
-        first, *others = (_split(shape) for shape in _shapes(shapes))
-        for other in others:
-            yield from (p for i, p in enumerate(zip(first, other, strict=False)) if i != int(axis))
+    for one, other in _equal_shapes(message):
+        yield from zip(one, other, strict=False)
     shapes = [_split(shape) for shape in _OPERAND.findall(message.partition("\noperands: ")[2].partition("\n")[0])]
     if "do not broadcast against each other" in message:
         for one, other in itertools.combinations(shapes, 2):
@@ -116,13 +111,17 @@ def _found(message: str, symbols: Collection[str], known: Collection[str]) -> It
         yield from _bound(left, right, symbols, known)
     for size, padding in _PADDED.findall(message):
         yield from _bound(size, str(max(int(padding) + 1, 2)), symbols, known)
+    for one, other in _equal_shapes(message):
+        yield from _equal(one, other, symbols)
+
+
+def _equal_shapes(message: str) -> Iterator[tuple[list[str], list[str]]]:
+    """Pairs of shapes in a message that have to be equal; without the axis along which they are concatenated."""
     for wanted, given in _SHAPE.findall(message):
-        yield from _equal(_split(wanted), _split(given), symbols)
+        yield _split(wanted), _split(given)
     for axis, shapes in _JOINED.findall(message):
-        first, *others = (_split(shape) for shape in _shapes(shapes))
-        for other in others:
-            one, two = ([d for i, d in enumerate(shape) if i != int(axis)] for shape in (first, other))
-            yield from _equal(one, two, symbols)
+        first, *others = ([d for i, d in enumerate(_split(s)) if i != int(axis)] for s in _shapes(shapes))
+        yield from ((first, other) for other in others)
 
 
 def _split(shape: str) -> list[str]:
@@ -149,9 +148,7 @@ def _bound(left: str, right: str, symbols: Collection[str], known: Collection[st
     """That left is not less than right: as a bound of its symbol, if it has one and JAX sees that."""
     difference = f"({left}) - ({right})"
     try:
-        names = {
-            n.id for n in ast.walk(ast.parse(difference, mode="eval")) if isinstance(n, ast.Name)
-        } - FUNCTIONS.keys()
+        names = _symbols(difference)
         if names - set(symbols) or not any(_bounds_below(difference, one, names - {one}) for one in names):
             return  # an upper bound, or an order of two symbols, which would be arbitrary
         if len(names) == 1:
@@ -166,6 +163,11 @@ def _bound(left: str, right: str, symbols: Collection[str], known: Collection[st
     except (ValueError, SyntaxError, ArithmeticError):
         return
     yield f"{left} >= {right}"
+
+
+def _symbols(text: str) -> set[str]:
+    """The symbols in an expression."""
+    return {n.id for n in ast.walk(ast.parse(text, mode="eval")) if isinstance(n, ast.Name)} - FUNCTIONS.keys()
 
 
 def _bounds(text: str, names: Collection[str]) -> list[str]:

@@ -20,6 +20,8 @@ MOST: Final = 2**27
 """Elements of all random inputs of a model; in float64, from which they are rounded, 1 GiB."""
 MOST_STRINGS: Final = 2**20
 """Strings among them: each is an object of Python to every node that reads it."""
+MESSAGES: Final[dict[type, Any]] = {SequenceType: SequenceProto, OptionalType: OptionalProto, MapType: MapProto}
+"""Messages of test data, by the type of the value; of other types TensorProto."""
 
 
 def random_values(inputs: Iterable[ValueInfo], rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -93,41 +95,25 @@ def read_values(folder: Path, what: str, declared: Sequence[ValueInfo]) -> dict[
         if not place.isdecimal() or int(place) >= len(declared):
             raise ModelError(f"{path} is for an {what} that the model does not have; its {what}s are {sorted(names)}")
         info = declared[int(place)]
-        name, value = _read(info, path)
+        name, value = read_value(info, path)
         values[name if name in names else info.name] = value
     return values
 
 
-def read_value(info: ValueInfo, path: Path) -> Any:
-    """The value of an input in a file of test data.
+def read_value(info: ValueInfo, path: Path) -> tuple[str, Any]:
+    """The name and the value in a file of test data.
 
     Raises:
         ModelError: the file does not contain a value of the input's type.
     """
-    return _read(info, path)[1]
-
-
-def _read(info: ValueInfo, path: Path) -> tuple[str, Any]:
-    data = path.read_bytes()
+    message = MESSAGES.get(type(info.type), TensorProto)
     try:
-        return _parsed(info.type, data)
-    except ModelError:
+        read = message.FromString(path.read_bytes())
+        return read.name, _value(read)
+    except (ModelError, OSError):
         raise
     except Exception as e:
         raise ModelError(f"{path} contains no value for {info}: {e}") from e
-
-
-def _parsed(kind: Any, data: bytes) -> tuple[str, Any]:
-    match kind:
-        case SequenceType():
-            message = SequenceProto.FromString(data)
-        case OptionalType():
-            message = OptionalProto.FromString(data)
-        case MapType():
-            message = MapProto.FromString(data)
-        case _:
-            message = TensorProto.FromString(data)
-    return message.name, _value(message)
 
 
 def _value(message: Any) -> Any:

@@ -329,26 +329,20 @@ def _size(aval: Any) -> int:
 def _type(value: Any) -> Any:
     """The shape and dtype of a value, if it has them; a list for a list."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
-        return _Type(tuple(value.shape), value.dtype)
+        return TensorType(np.dtype(value.dtype), tuple(value.shape))
     return [_type(v) for v in value] if isinstance(value, list | tuple) else None
-
-
-@dataclass(frozen=True)
-class _Type:
-    shape: tuple[int, ...]
-    dtype: Any
 
 
 def _type_text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"list of {len(value)}" + (f": {_type_text(value[0])}" if value else "")
-    return "?" if value is None else str(TensorType(np.dtype(value.dtype), tuple(value.shape)))
+    return "?" if value is None else str(value)
 
 
 def _nbytes(value: Any) -> int:
     if isinstance(value, list | tuple):
         return sum(map(_nbytes, value))
-    return 0 if value is None else math.prod(value.shape) * np.dtype(value.dtype).itemsize
+    return 0 if value is None else math.prod(value.shape) * value.dtype.itemsize
 
 
 def _weights(model: Any, node: Node) -> set[str]:

@@ -30,11 +30,10 @@ from ...proto.types import TensorType, ValueInfo, to_value_info
 from ...runtime.specialise import is_small
 from ..changes.parts import node_outputs, with_graph
 from .comparison import Comparison, compared, described, magnitude
+from .explanations import CLASSIFIERS, SATURATES, SCALES, TIED, amplified, tied, unsaturated
 from .inner_calls import calls
 from .peers import NAMES, InnerGraph, Peer, checked, step_into
-from .rounding import CLASSIFIERS, SCALES, TIED, amplified, tied
 from .samples import data_sets, random_values, read_values
-from .saturation import SATURATES, unsaturated
 from .verification import Difference, Verification
 
 COMPARABLE: Final = 10

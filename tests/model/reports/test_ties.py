@@ -10,7 +10,7 @@ import pytest
 
 import onnx2jax
 from onnx2jax.ir.graph import Node
-from onnx2jax.model.reports.rounding import TIED, tied
+from onnx2jax.model.reports.explanations import TIED, tied
 
 SCORES = np.array([[0.1, 0.45, 0.45], [0.2, 0.7, 0.1]], np.float32)
 TEXT = """<ir_version: 10, opset_import: ["": 21]>
