@@ -14,9 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
-
-from .debug import level
+from typing import Any, Final
 
 DELAY = 2.0
 """Seconds after which a stage is shown."""
@@ -59,6 +57,8 @@ _stages: list[_Stage] = []
 _display: _Display | None = None
 _width = 0
 """Characters of the line on the screen."""
+_QUIET: Final = ("ONNX2JAX_QUIET", "ONNX2JAX_DEBUG")
+"""Variables of the environment that hide stages, unless they are 0 or empty."""
 _local = threading.local()
 """Of each thread: ``stages`` that the innermost call has announced, and whether they are ``hidden``."""
 
@@ -113,8 +113,8 @@ def hidden() -> Iterator[None]:
 def _entered(text: str) -> _Stage | None:
     """A new open stage; None where nothing is to be shown."""
     global _display
-    is_quiet = os.environ.get("ONNX2JAX_QUIET", "0") not in ("", "0") or level() > 0
-    if is_quiet or getattr(_local, "hidden", False) or not (_is_terminal() or _in_notebook()):
+    is_hidden = getattr(_local, "hidden", False) or {os.environ.get(name, "0") for name in _QUIET} - {"", "0"}
+    if is_hidden or not (_is_terminal() or _in_notebook()):
         return None
     own = _Stage(text)
     with _lock:

@@ -31,7 +31,7 @@ LAYERS: Final = (
     ("ground", ("errors", "compat", "debug", "lazy", "limits", "progress")),
 )
 """Layers, top down. A module imports from its own package and from layers below (tests/test_architecture.py)."""
-MOST_LINES_PER_OPERATOR: Final = 20.2
+MOST_LINES_PER_OPERATOR: Final = 20.4
 """The ratchet. It was 14.4 before operators of language models with caches, packed weights, forests laid out for
 walking and tables of ai.onnx.ml, 18.2 before the lowering of convolutions for CPUs moved here from the runtime, and
 19.2 before attention by blocks, scatters of rows and other forms for accelerators, loops with counted trips, and slices
