@@ -127,14 +127,17 @@ _DECISIVE: Final = (
 
 
 def lowered_key(lowered: Any) -> tuple[str, ...] | None:
-    """Texts that decide what a lowered function compiles to, its constants included; None if that is bound to this
-    process, as Python callbacks are, or where JAX differs."""
+    """Texts that decide what a lowered function compiles to, its constants included.
+
+    None if that is bound to this process, as Python callbacks are, or where JAX differs.
+    """
     try:
         lowering, devices = lowered._lowering, lowered_devices(lowered)
         given = lowering.compile_args
         if not devices or lowering.const_args or any(given[n] for n in _OF_PROCESS) or jax.process_count() > 1:
             return None
-        decisive = [lowering._compiler_options_kvs, lowering._donated_invars, *(given[n] for n in _DECISIVE)]
+        arguments = jax.tree.leaves(lowered.args_info)  # those that the module drops as well
+        decisive = [lowering._compiler_options_kvs, lowering._donated_invars, arguments, *(given[n] for n in _DECISIVE)]
     except (AttributeError, KeyError, TypeError):
         return None
     text = lowered.as_text()

@@ -161,6 +161,13 @@ def test_arguments_are_told_apart_and_donated(tmp_path: Path) -> None:
         assert elsewhere == jax.devices()[1]
 
 
+def test_arguments_that_a_program_does_not_read_are_part_of_the_key(tmp_path: Path) -> None:
+    first = PersistentJit(jax.jit(lambda x: x + 1), Store(tmp_path))
+    other = PersistentJit(jax.jit(lambda x, unread: x + 1), Store(tmp_path))  # noqa: ARG005
+    x = np.ones(3, np.float32)
+    np.testing.assert_array_equal(first(x), other(x, x))
+
+
 def test_programs_bound_to_their_process_are_not_kept(tmp_path: Path) -> None:
     said: list[float] = []
 
