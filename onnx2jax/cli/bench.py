@@ -18,7 +18,7 @@ from ..model.reports.facts import by_position
 from ..model.reports.profile import HEAD, SHOWN, duration
 from ..model.reports.verify import in_types_of_file
 from ..progress import stage
-from .inputs import add_inputs, filled, given, sized
+from .inputs import add_inputs, filled, input_values, sized
 from .terminal import (
     CommandError,
     add_command,
@@ -61,7 +61,7 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
 def _bench(arguments: argparse.Namespace) -> int:
     sizes = dims(arguments.dim)
     model, load_time = _timed(lambda: converted(arguments, dims=sizes))
-    feeds = filled(model, given(model, arguments), arguments.seed)
+    feeds = filled(model, input_values(model, arguments), arguments.seed)
     with stage("compiling"), sized(model, feeds):
         ours, first = _timed(lambda: model.run(None, feeds))
     calls: dict[str, Callable[[], Any]] = {OURS: lambda: model.run(None, feeds)}
@@ -165,7 +165,7 @@ def _profile(arguments: argparse.Namespace) -> int:
     if arguments.calls < 1:
         raise CommandError("--calls must be at least 1")
     model = converted(arguments, dims=dims(arguments.dim))
-    feeds = filled(model, given(model, arguments), arguments.seed)
+    feeds = filled(model, input_values(model, arguments), arguments.seed)
     args, named = by_position(model, feeds)
     with stage("compiling and recording"), sized(model, feeds):
         found = model.profile(*args, calls=arguments.calls, **named)

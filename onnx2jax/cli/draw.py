@@ -15,7 +15,7 @@ from ..model.reports.facts import by_position
 from ..model.spec import Spec
 from ..progress import stage
 from ..proto.origin import Origin
-from .inputs import add_inputs, filled, given, sized
+from .inputs import add_inputs, filled, input_values, sized
 from .terminal import (
     CommandError,
     add_command,
@@ -61,7 +61,7 @@ def _write(arguments: argparse.Namespace, path: Path) -> int:
             raise
         model = _unsupported(arguments, e)
     shown: dict[str, Any] = {}
-    feeds = given(model, arguments)
+    feeds = input_values(model, arguments)
     if feeds or arguments.random or arguments.profile:
         feeds = filled(model, feeds, arguments.seed)
     if (feeds or arguments.profile or arguments.verify) and path.suffix.lower() == ".svg":

@@ -17,7 +17,7 @@ from ..generation.files import decoder
 from ..generation.sampling import Sampling
 from ..generation.text import Reader
 from ..progress import stage
-from .terminal import add_command, add_computing, computing, loading, print_json, reading, whole
+from .terminal import add_command, add_computing, computing, loading, print_json, print_result, reading, whole
 
 
 def add_generate(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +29,6 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
         json="print the tokens, and the text where there is a tokenizer, as JSON at the end",
         model="a decoder's file or folder",
     )
-    parser.set_defaults(refuse=parser.error)
     prompt = parser.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", metavar="TEXT", help="needs tokenizer.json beside the model")
     prompt.add_argument("--prompt-ids", type=_ids, metavar="1,2,3", help="the prompt as tokens; prints tokens")
@@ -78,11 +77,7 @@ def _generate(arguments: argparse.Namespace) -> int:
         if reader.ended.all():
             break
     (rest,) = reader.rest()
-    if arguments.json:
-        print_json({"text": reader.texts[0], "tokens": found})
-    else:
-        print(rest)
-    return 0
+    return print_result(arguments, {"text": reader.texts[0], "tokens": found}, rest)
 
 
 def _decoder(arguments: argparse.Namespace) -> Decoder:
@@ -94,7 +89,7 @@ def _print_ids(arguments: argparse.Namespace) -> int:
     try:
         stop = [_ids(s) for s in arguments.stop]
     except argparse.ArgumentTypeError as error:
-        arguments.refuse(f"argument --stop: {error}")
+        arguments.parser.error(f"argument --stop: {error}")
     model = _decoder(arguments)
     tokens = _tokens(model, arguments, arguments.prompt_ids, stop)
     if arguments.json:

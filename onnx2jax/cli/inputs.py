@@ -25,7 +25,7 @@ CHANNELS: Final = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
 def add_inputs(parser: argparse.ArgumentParser) -> None:
-    """Add the options that ``given`` reads."""
+    """Add the options that ``input_values`` reads."""
     parser.add_argument(
         "--input",
         action="append",
@@ -56,7 +56,7 @@ def _numbers(text: str) -> list[float]:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers such as 0.5,0.5,0.5") from None
 
 
-def given(model: Any, arguments: argparse.Namespace) -> dict[str, Any]:
+def input_values(model: Any, arguments: argparse.Namespace) -> dict[str, Any]:
     """The values that the options give, by input.
 
     Raises:
@@ -115,8 +115,8 @@ def _with_extents(info: ValueInfo, extents: Mapping[str, int]) -> ValueInfo:
 
 def _known(name: str, declared: Mapping[str, ValueInfo]) -> ValueInfo:
     if name not in declared:
-        own = ", ".join(map(repr, declared)) or "none"
-        raise CommandError(f"the model has no input {name!r}; it has {own}{did_you_mean(name, declared)}")
+        names = ", ".join(map(repr, declared)) or "none"
+        raise CommandError(f"the model has no input {name!r}; it has {names}{did_you_mean(name, declared)}")
     return declared[name]
 
 

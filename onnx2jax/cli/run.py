@@ -12,7 +12,7 @@ import numpy as np
 from ..model.reports.special_values import first_special, holds
 from ..progress import stage
 from ..proto import npz
-from .inputs import add_inputs, filled, given, sized
+from .inputs import add_inputs, filled, input_values, sized
 from .terminal import (
     CommandError,
     add_command,
@@ -53,7 +53,7 @@ MOST: int = 1000
 
 def _run(arguments: argparse.Namespace) -> int:
     model = converted(arguments, dims=dims(arguments.dim), background_compile=True)
-    feeds = given(model, arguments)
+    feeds = input_values(model, arguments)
     absent = [v for v in model.inputs if v.name not in feeds]
     if absent and not arguments.random:
         raise CommandError(f"input {absent[0]} is missing: --input {absent[0].name}=FILE.npy, or --random")

@@ -8,7 +8,7 @@ from pathlib import Path
 from ..checker.check import check
 from ..model.calls.arguments import named_dims, variables
 from ..progress import stage
-from .inputs import add_inputs, filled, given, say_sizes, sized
+from .inputs import add_inputs, filled, input_values, say_sizes, sized
 from .terminal import add_command, add_dims, add_dtype, converted, dims, note, reading
 
 
@@ -39,7 +39,7 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
 
 def _verify(arguments: argparse.Namespace) -> int:
     model = converted(arguments, dims=dims(arguments.dim))
-    feeds = given(model, arguments)
+    feeds = input_values(model, arguments)
     with stage("comparing"), sized(model, feeds):
         found = model.verify(
             *([filled(model, feeds, arguments.seed)] if feeds else []),

@@ -361,10 +361,10 @@ class Views(Parameters):
 
     def _repr_html_(self) -> str:
         from .reports.card import card
-        from .reports.facts import Facts
+        from .reports.facts import PageFacts
         from .reports.page import page
 
-        return card(self, self._runtime.program.rows(), page(self, Facts()))
+        return card(self, self._runtime.program.rows(), page(self, PageFacts()))
 
     def explain_sharding(self, /, *args: Any, **named: Any) -> str:
         """The shardings of parameters on a mesh, and the collectives of a call, as tables.

@@ -35,7 +35,7 @@ _FREE: Final = frozenset(
 """Opcodes that are no kernels."""
 
 
-class Instruction(NamedTuple):
+class HloInstruction(NamedTuple):
     """One instruction.
 
     Attributes:
@@ -49,6 +49,11 @@ class Instruction(NamedTuple):
     opcode: str
     operands: Sequence[str]
     line: str
+
+
+Computation = Mapping[str, HloInstruction]
+"""Instructions by name."""
+Computations = Mapping[str, Computation]
 
 
 @dataclass
@@ -136,10 +141,10 @@ def _itemsize(dtype: str) -> float:
     return int(bits[0]) / 8 if bits else 0.0
 
 
-def _computations(text: str) -> tuple[dict[str, dict[str, Instruction]], str]:
+def _computations(text: str) -> tuple[dict[str, dict[str, HloInstruction]], str]:
     """Instructions by name, by computation; and the name of the entry computation."""
-    found: dict[str, dict[str, Instruction]] = {}
-    current, entry = dict[str, Instruction](), ""
+    found: dict[str, dict[str, HloInstruction]] = {}
+    current, entry = dict[str, HloInstruction](), ""
     for line in text.splitlines():
         if head := _COMPUTATION.match(line):
             current = found[head[2]] = {}
@@ -148,7 +153,7 @@ def _computations(text: str) -> tuple[dict[str, dict[str, Instruction]], str]:
             end = _type_end(instruction[2])
             if rest := _OPCODE.match(instruction[2][end:]):
                 operands = _NAME.findall(rest[2][: _closing(rest[2])])
-                current[instruction[1]] = Instruction(instruction[2][:end], rest[1], operands, line)
+                current[instruction[1]] = HloInstruction(instruction[2][:end], rest[1], operands, line)
     return found, entry
 
 
@@ -167,7 +172,7 @@ def _closing(text: str) -> int:
     return len(text)
 
 
-def _run(name: str, times: int, computations: Mapping[str, Mapping[str, Instruction]], found: Counts) -> None:
+def _run(name: str, times: int, computations: Computations, found: Counts) -> None:
     """Add what a computation does, so many times."""
     own = computations.get(name, {})
     for key, instruction in own.items():
@@ -213,9 +218,7 @@ class _Update(NamedTuple):
     read: int = 0
 
 
-def _moved(
-    instruction: Instruction, own: Mapping[str, Instruction], computations: Mapping[str, Mapping[str, Instruction]]
-) -> int:
+def _moved(instruction: HloInstruction, own: Computation, computations: Computations) -> int:
     """The bytes that a kernel reads and writes: of operands that are only sliced, the slices."""
     sizes, written = _sizes(instruction, own), nbytes(instruction.shape) - _workspace(instruction)
     read = _parts_read(instruction, sizes, computations)
@@ -225,7 +228,7 @@ def _moved(
     return written + sum(read.get(operand, size) for operand, size in enumerate(sizes))
 
 
-def _workspace(instruction: Instruction) -> int:
+def _workspace(instruction: HloInstruction) -> int:
     """The bytes of the memory that a call of cuBLAS or cuDNN may use on its way: the last of its results."""
     if instruction.opcode != "custom-call" or not re.search(r'custom_call_target="__cu(blas|dnn)', instruction.line):
         return 0
@@ -233,14 +236,12 @@ def _workspace(instruction: Instruction) -> int:
     return nbytes(last[1]) if last else 0
 
 
-def _sizes(instruction: Instruction, own: Mapping[str, Instruction]) -> list[int]:
+def _sizes(instruction: HloInstruction, own: Computation) -> list[int]:
     """The bytes of each operand."""
     return [nbytes(own[n].shape) if n in own else 0 for n in instruction.operands]
 
 
-def _parts_read(
-    instruction: Instruction, sizes: Sequence[int], computations: Mapping[str, Mapping[str, Instruction]]
-) -> dict[int, int]:
+def _parts_read(instruction: HloInstruction, sizes: Sequence[int], computations: Computations) -> dict[int, int]:
     """The bytes that a kernel reads of operands, by position, where instructions of it say which."""
     if instruction.opcode in _SLICES:
         return {0: min(sizes[0], nbytes(instruction.shape))}
@@ -249,9 +250,7 @@ def _parts_read(
     return {position: read for position, read in parts if position is not None and read}
 
 
-def _updates(
-    instruction: Instruction, own: Mapping[str, Instruction], computations: Mapping[str, Mapping[str, Instruction]]
-) -> list[_Update]:
+def _updates(instruction: HloInstruction, own: Computation, computations: Computations) -> list[_Update]:
     """The buffers that a kernel updates in place."""
     sizes = _sizes(instruction, own)
     if instruction.opcode == "dynamic-update-slice":
@@ -274,29 +273,29 @@ def _updates(
     return found
 
 
-def _position(instruction: Instruction) -> int | None:
+def _position(instruction: HloInstruction) -> int | None:
     """Which parameter of its computation an instruction is; None if it is none."""
     found = re.search(r" parameter\((\d+)\)", instruction.line)
     return int(found[1]) if found else None
 
 
-def _called(instruction: Instruction, attribute: str) -> str:
+def _called(instruction: HloInstruction, attribute: str) -> str:
     name = re.search(rf"{attribute}=%?([\w.\-]+)", instruction.line)
     return name[1] if name else ""
 
 
-def _root(computation: Mapping[str, Instruction]) -> Instruction:
+def _root(computation: Computation) -> HloInstruction:
     return next(i for i in computation.values() if i.line.lstrip().startswith("ROOT "))
 
 
-def _source(instruction: Instruction, own: Mapping[str, Instruction]) -> Instruction:
+def _source(instruction: HloInstruction, own: Computation) -> HloInstruction:
     """What a chain of bitcasts comes from."""
     while instruction.opcode == "bitcast":
         instruction = own[instruction.operands[0]]
     return instruction
 
 
-def _read(buffer: Instruction, writer: Instruction | None, inside: Mapping[str, Instruction]) -> int:
+def _read(buffer: HloInstruction, writer: HloInstruction | None, inside: Computation) -> int:
     """The bytes of a buffer that a fusion reads, apart from the instruction that updates it, if one does."""
     read = 0
     for reader in inside.values():
@@ -306,7 +305,7 @@ def _read(buffer: Instruction, writer: Instruction | None, inside: Mapping[str, 
     return min(read, nbytes(buffer.shape))
 
 
-def _trips(loop: Instruction, computations: Mapping[str, Mapping[str, Instruction]]) -> int:
+def _trips(loop: HloInstruction, computations: Computations) -> int:
     """How often the body of a loop runs; 1 where nobody knows."""
     if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.line):
         return int(known[1])

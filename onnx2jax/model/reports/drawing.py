@@ -42,7 +42,7 @@ class Picture:
 
 
 @dataclass
-class Block:
+class Box:
     """A box of a picture: a node or a stack of them, an input, an output, or all nodes of a scope."""
 
     titles: list[str]
@@ -143,7 +143,7 @@ def _opened(items: Iterable[Item], depth: int | None) -> Iterator[Item]:
 
 def blocks_of(
     graph: Graph, hidden: frozenset[int], depth: int | None, types: Mapping[str, str], captures: Sequence[str] = ()
-) -> tuple[list[Block], dict[tuple[int, int], list[str]]]:
+) -> tuple[list[Box], dict[tuple[int, int], list[str]]]:
     """The blocks, and the values that pass along each edge between two of them.
 
     Args:
@@ -154,25 +154,25 @@ def blocks_of(
         captures: values of the graphs around it that it reads.
     """
     blocks = [
-        Block([v.name], "input", tooltip=[str(v)]) for v in graph.inputs if v.name not in graph.initializers
+        Box([v.name], "input", tooltip=[str(v)]) for v in graph.inputs if v.name not in graph.initializers
     ]  # others have defaults
-    blocks += [Block([n], "capture", tooltip=[f"{types.get(n, n)}, of the graph around"]) for n in captures]
+    blocks += [Box([n], "capture", tooltip=[f"{types.get(n, n)}, of the graph around"]) for n in captures]
     producers = {b.titles[0]: i for i, b in enumerate(blocks)}
     for item in _opened(Outline(graph, hidden).items(), depth):
         indices = (item,) if isinstance(item, int) else item.nodes
         nodes = [graph.nodes[i] for i in indices if i not in hidden]
         if isinstance(item, int) or item.kind == "stack":
-            block = Block([n.op_type for n in nodes], "node", nodes)
+            block = Box([n.op_type for n in nodes], "node", nodes)
         else:
             times = f" × {len(item.items)}" if item.kind == "repeat" else ""
-            block = Block([f"{item.title}{times}"], "scope", nodes)
+            block = Box([f"{item.title}{times}"], "scope", nodes)
         if nodes:
             _describe(block, types)
             producers.update((n, len(blocks)) for node in nodes for n in node.outputs if n)
             blocks.append(block)
     edges: dict[tuple[int, int], list[str]] = {}
     for value in graph.outputs:
-        blocks.append(Block([value.name], "output", tooltip=[str(value)]))
+        blocks.append(Box([value.name], "output", tooltip=[str(value)]))
     for end, block in enumerate(blocks):
         reads = block.titles if block.kind == "output" else [n for node in block.nodes for n in node.reads]
         for name in dict.fromkeys(reads):
@@ -182,7 +182,7 @@ def blocks_of(
     return blocks, edges
 
 
-def _describe(block: Block, types: Mapping[str, str]) -> None:
+def _describe(block: Box, types: Mapping[str, str]) -> None:
     """Set a block's tooltip."""
     if block.kind == "scope":
         counts = Counter(n.op_type for n in block.nodes)
@@ -209,7 +209,7 @@ def _types(graph: Graph) -> dict[str, str]:
 
 
 def _laid_out(
-    blocks: Sequence[Block], edges: Mapping[tuple[int, int], Sequence[str]], types: Mapping[str, str]
+    blocks: Sequence[Box], edges: Mapping[tuple[int, int], Sequence[str]], types: Mapping[str, str]
 ) -> Picture:
     """The picture of blocks in layers, with their output types below them, and edges as curves."""
     for (start, _), names in edges.items():
@@ -237,7 +237,7 @@ def _laid_out(
     return Picture("".join(parts), round(2 * middle), top, count)
 
 
-def _drawn(block: Block, left: float, top: int) -> str:
+def _drawn(block: Box, left: float, top: int) -> str:
     titles = [t if len(t) <= MOST_LETTERS else f"…{t[1 - MOST_LETTERS :]}" for t in block.titles]
     rows = "".join(
         f"<text x='{block.width / 2:.0f}' y='{HEIGHT * 2 // 3 + k * LINE}'>{escape(t)}</text>"
@@ -254,7 +254,7 @@ def _drawn(block: Block, left: float, top: int) -> str:
     )
 
 
-def _clusters(block: Block) -> str:
+def _clusters(block: Box) -> str:
     """The graphs of a node beside each other, each with a border and the attribute's name."""
     parts, left = [], (block.width - sum(picture.width + PAD for _, picture in block.clusters) + PAD) // 2
     for name, picture in block.clusters:

@@ -25,7 +25,7 @@ MOST_BYTES: Final = 1 << 31
 
 
 @dataclass(frozen=True)
-class Facts:
+class PageFacts:
     """What a page shows beside the graph.
 
     Attributes:
@@ -55,7 +55,7 @@ def facts(
     dims: Mapping[str, int] | None,
     profile: Profile | None,
     verification: Verification | None,
-) -> Facts:
+) -> PageFacts:
     """Everything that is known about a model; with ``inputs`` also what its nodes compute for them.
 
     Raises:
@@ -97,7 +97,7 @@ def facts(
     if size > MOST_BYTES:
         notes.append(f"parameters of {size:,} bytes are not read, so they have no histograms")
     types = _types(model, costs)
-    return Facts(costs, findings, types, values, profile, verification, size <= MOST_BYTES, notes)
+    return PageFacts(costs, findings, types, values, profile, verification, size <= MOST_BYTES, notes)
 
 
 def by_position(model: Any, inputs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:

@@ -33,7 +33,7 @@ Path = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Group:
+class NodeGroup:
     """Several nodes that are one block until it is opened.
 
     Attributes:
@@ -45,7 +45,7 @@ class Group:
 
     kind: str
     title: str
-    items: tuple[int | Group, ...]
+    items: tuple[int | NodeGroup, ...]
 
     @cached_property
     def nodes(self) -> tuple[int, ...]:
@@ -53,7 +53,7 @@ class Group:
         return tuple(i for item in self.items for i in ((item,) if isinstance(item, int) else item.nodes))
 
 
-Item = int | Group
+Item = int | NodeGroup
 
 
 def folded(graph: Graph, known: Collection[str] = ()) -> frozenset[int]:
@@ -153,10 +153,10 @@ class Outline:
         """A scope; with the only scope inside it, it is one."""
         items = self._level(indices, depth)
         inner = self._only(items)
-        if isinstance(inner, Group) and inner.kind == "scope":
+        if isinstance(inner, NodeGroup) and inner.kind == "scope":
             rest = (item for item in items if item is not inner)
-            return Group("scope", f"{name}/{inner.title}", (*rest, *inner.items))
-        return Group("scope", name, items)
+            return NodeGroup("scope", f"{name}/{inner.title}", (*rest, *inner.items))
+        return NodeGroup("scope", name, items)
 
     def _only(self, items: Sequence[Item]) -> Item | None:
         """The only item that is drawn; None if there are several, or none."""
@@ -167,7 +167,7 @@ class Outline:
         """Scopes of one node, or one stack, as that."""
         found: list[Item] = []
         for item in items:
-            inner = item.items if isinstance(item, Group) and item.kind == "scope" else ()
+            inner = item.items if isinstance(item, NodeGroup) and item.kind == "scope" else ()
             only = self._only(inner)
             is_one = isinstance(only, int) or (only is not None and only.kind == "stack")
             found += inner if is_one or (inner and self.hidden.issuperset(inner)) else [item]
@@ -186,8 +186,8 @@ class Outline:
         for count, own in runs:
             period = len(own) // count
             layers = [own[k * period : (k + 1) * period] for k in range(count)]
-            groups = tuple(Group("layer", str(k), tuple(self._stacks(layer))) for k, layer in enumerate(layers))
-            items.append(Group("repeat", "layers", groups))
+            groups = tuple(NodeGroup("layer", str(k), tuple(self._stacks(layer))) for k, layer in enumerate(layers))
+            items.append(NodeGroup("repeat", "layers", groups))
         repeats = {i for _, own in runs for i in own}
         return [*items, *self._stacks([i for i in shown if i not in repeats])]
 
@@ -210,7 +210,7 @@ class Outline:
                 if self._leaving(rows) <= {*self.graph.nodes[more].outputs}:
                     ends = len(rows)
             taken.update(rows[:ends])
-            found.append(i if ends == 1 else Group("stack", self.graph.nodes[i].op_type, tuple(rows[:ends])))
+            found.append(i if ends == 1 else NodeGroup("stack", self.graph.nodes[i].op_type, tuple(rows[:ends])))
         return found
 
     def _follows(self, index: int, results: Collection[str]) -> bool:
@@ -231,9 +231,9 @@ class Outline:
     def _repeated_scopes(self, items: Sequence[Item]) -> list[Item]:
         """Scopes whose names differ only in numbers, and whose nodes are alike, as one."""
         found: list[Item] = []
-        runs: dict[object, list[Group]] = {}
+        runs: dict[object, list[NodeGroup]] = {}
         for item in items:
-            if not isinstance(item, Group):
+            if not isinstance(item, NodeGroup):
                 found.append(item)
                 continue
             own = [i for i in item.nodes if i not in self.hidden]
@@ -245,7 +245,7 @@ class Outline:
                 found += group
                 continue
             layers = tuple(replace(layer, kind="layer") for layer in group)
-            found.append(Group("repeat", f"{group[0].title} … {group[-1].title}", layers))
+            found.append(NodeGroup("repeat", f"{group[0].title} … {group[-1].title}", layers))
         return found
 
     def _returns(self, nodes: Collection[int]) -> bool:
@@ -289,7 +289,7 @@ class Outline:
             start = best
         bounds = [0, *ends, len(items)]
         parts = [tuple(items[a:b]) for a, b in pairwise(bounds)]
-        return tuple(Group("part", f"{k}: {self._described(part)}", part) for k, part in enumerate(parts, 1))
+        return tuple(NodeGroup("part", f"{k}: {self._described(part)}", part) for k, part in enumerate(parts, 1))
 
     def _ordered(self, items: Sequence[Item]) -> list[Item]:
         """Items after those that they read, except in cycles, otherwise by their first nodes."""
@@ -316,7 +316,7 @@ class Outline:
 
     def _described(self, items: Sequence[Item]) -> str:
         """The products among some items, or else the most frequent operators."""
-        nodes = [self.graph.nodes[i] for i in Group("part", "", tuple(items)).nodes if i not in self.hidden]
+        nodes = [self.graph.nodes[i] for i in NodeGroup("part", "", tuple(items)).nodes if i not in self.hidden]
         heavy = [n for n in nodes if isinstance(n.target, Operator) and n.target.heavy]
         counts = Counter(n.op_type for n in heavy or nodes).most_common(2)
         return ", ".join(f"{count} {name}" if count > 1 else name for name, count in counts)

@@ -19,8 +19,8 @@ from ...ops.registry import Operator
 from ...proto.mapped import load
 from ...proto.types import TensorType
 from .arrays import figures, histogram, picture
-from .facts import Facts, declared_types
-from .outline import Group, Item, Outline, alike, folded, known_inside, named_graphs
+from .facts import PageFacts, declared_types
+from .outline import Item, NodeGroup, Outline, alike, folded, known_inside, named_graphs
 
 MOST_LETTERS: Final = 200
 """Letters of an attribute's value."""
@@ -43,7 +43,7 @@ SCRIPTS: Final = ("layout.js", "graph.js", "draw.js", "panel.js", "page.js")
 _KINDS: Final = {module: kind for kind, modules in FAMILIES.items() for module in modules.split()}
 
 
-def page(model: Any, facts: Facts) -> str:
+def page(model: Any, facts: PageFacts) -> str:
     """The page of a model, which needs no network."""
     data = json.dumps(_Page(model, facts).data(), separators=(",", ":"), allow_nan=False)
     title = model.graph.name or "model"
@@ -63,7 +63,7 @@ def _file(name: str) -> str:
 class _Page:
     """Collects the JSON of a page; graphs and nodes are numbered over the whole model."""
 
-    def __init__(self, model: Any, facts: Facts) -> None:
+    def __init__(self, model: Any, facts: PageFacts) -> None:
         self.model, self.facts = model, facts
         self.graphs: list[dict[str, Any]] = []
         self.nodes: list[dict[str, Any]] = []
@@ -247,7 +247,7 @@ class _Page:
 
 def _item(item: Item, first: int) -> Any:
     """An item of an outline, with nodes by their number in the model."""
-    if isinstance(item, Group):
+    if isinstance(item, NodeGroup):
         return {"kind": item.kind, "title": item.title, "items": [_item(i, first) for i in item.items]}
     return first + item
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
@@ -15,7 +15,6 @@ from ...errors import InputNameError, UnsupportedError, did_you_mean
 from ...ir.graph import Graph, Node
 from ...proto.dtypes import to_code
 from ...proto.messages import TensorProto
-from ...proto.origin import Origin
 from ...proto.tensors import from_array
 from ..files.save import save
 
@@ -24,14 +23,6 @@ THREADED: Final = "DynamicQuantizeLSTM"
 """onnxruntime quantises the hidden states of some sequences at a time: those that a thread computes."""
 InnerGraph = tuple[str, str, int]
 """A graph inside a node: an output of the node, the attribute's name, and the index in a list of graphs, or -1."""
-
-
-@dataclass(frozen=True)
-class _Source:
-    """A changed file with the weights of a model, as ``save`` takes it."""
-
-    origin: Origin
-    changed: Callable[[], dict[str, Any]]
 
 
 class Peer:
@@ -79,7 +70,8 @@ class Peer:
         package = "onnxruntime" if name == "onnxruntime" else "onnx"
         library = compat.optional(package, "verify")
         with tempfile.TemporaryDirectory() as folder:
-            path = save(_Source(model.origin.changed(change), model.changed), Path(folder, "model.onnx"))
+            changed = SimpleNamespace(origin=model.origin.changed(change), changed=model.changed)  # as save takes it
+            path = save(changed, Path(folder, "model.onnx"))
             try:
                 self._open(library, path)
             except Exception as e:

@@ -39,7 +39,7 @@ MODULES: Final = frozenset({"np", "jnp", "nn", "lax", "jax", "json", "functools"
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceModule:
     """A module and the files beside it.
 
     Attributes:
@@ -53,13 +53,13 @@ class Source:
     attributes: Mapping[str, Mapping[str, Any]]
 
 
-def source(spec: Spec) -> Source:
+def source(spec: Spec) -> SourceModule:
     """A model as source.
 
     Raises:
         UnsupportedError: it is no single program, or a node has no form in source.
     """
-    return _Writer(spec).module()
+    return _ModuleWriter(spec).module()
 
 
 def write(spec: Spec, params: Mapping[str, Any], folder: str | os.PathLike[str]) -> Path:
@@ -97,7 +97,7 @@ def _storable(array: np.ndarray) -> np.ndarray:
     return array if array.dtype.name in SAFETENSORS else array.view(np.uint8)
 
 
-class _Writer:
+class _ModuleWriter:
     """Writes one model."""
 
     def __init__(self, spec: Spec) -> None:
@@ -177,7 +177,7 @@ class _Writer:
 
     # -------------------------------------------------------------------------------------------------- the module
 
-    def module(self) -> Source:
+    def module(self) -> SourceModule:
         """The text and the files."""
         spec, imports = self.spec, self.emitter.imports
         block, results = self._block()
@@ -209,7 +209,7 @@ class _Writer:
         lines += ["", "", *(["@in_64_bits"] if head.wide else []), *self._model(block, renderer)]
         lines += ["", "", *table(tables)] if tables else []
         above = head.lines("\n".join(lines), once="once=once" in everything)
-        return Source("\n".join([*above, *lines]) + "\n", head.constants, head.attributes)
+        return SourceModule("\n".join([*above, *lines]) + "\n", head.constants, head.attributes)
 
     @property
     def taken(self) -> set[str]:

@@ -76,7 +76,7 @@ def without_numbers(name: str) -> str:
     return re.sub(r"_\d+(?=_|$)", "", name)
 
 
-class Names:
+class Identifiers:
     """The identifiers of one function.
 
     Attributes:

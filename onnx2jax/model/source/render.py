@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from .code import CONSTANT, EXTENT, PARAM, Block, Statement, layout, references, substituted
 from .layers import INDEX, Loop
-from .names import Names, hint, without_numbers
+from .names import Identifiers, hint, without_numbers
 from .values import string
 
 FIXED = {INDEX: "i", "state": "carry", "element": "element"}
@@ -29,7 +29,7 @@ class Renderer:
         self.reserved = reserved | {"params", "rng", "once", "model", "load_params", "Outputs", *FIXED.values()}
         self.reserved |= set(functions.values())
 
-    def text(self, text: str, names: Names | None = None) -> str:
+    def text(self, text: str, names: Identifiers | None = None) -> str:
         """A text with names for its references; without any, for a text of parameters and constants."""
 
         def name(reference: str) -> str:
@@ -54,7 +54,7 @@ class Renderer:
             opening: lines between the signature and the body.
             own: names of its arguments, by reference, if they have names already.
         """
-        names = Names({}, self.reserved, is_model=bool(signature))
+        names = Identifiers({}, self.reserved, is_model=bool(signature))
         if own is None:
             self._bind(block, names)
         for reference, name in (own or {}).items():
@@ -66,7 +66,7 @@ class Renderer:
         yield from opening
         yield from self._body(block, names, 4)
 
-    def _bind(self, block: Block, names: Names) -> None:
+    def _bind(self, block: Block, names: Identifiers) -> None:
         read = set(references(block.result)).union(*(s.reads() for s in block.statements))
         for reference in block.arguments:
             if reference in FIXED:
@@ -77,7 +77,7 @@ class Renderer:
             wanted = self.extents.get(reference) or without_numbers(self.wanted.get(reference, "")) or hint(reference)
             names.bind(reference, wanted or "h", "step" if wanted == "i" else "h")
 
-    def _body(self, block: Block, names: Names, indent: int) -> Iterator[str]:
+    def _body(self, block: Block, names: Identifiers, indent: int) -> Iterator[str]:
         for line in block.opening:
             yield from layout(self.text(line, names), indent)
         last: dict[str, int] = {}
@@ -93,7 +93,7 @@ class Renderer:
             yield from lines or self._statement(statement, names, indent, dying)
         yield from layout(f"return {self.text(block.result, names)}".rstrip(), indent)
 
-    def _statement(self, statement: Statement, names: Names, indent: int, dying: Sequence[str]) -> Iterator[str]:
+    def _statement(self, statement: Statement, names: Identifiers, indent: int, dying: Sequence[str]) -> Iterator[str]:
         for inner in statement.blocks:
             yield from self._nested(inner, names, indent)
         text = self.text(statement.text, names)
@@ -111,24 +111,24 @@ class Renderer:
             target = ", ".join(named)
         yield from layout(f"{target} = {text}", indent)
 
-    def _hint(self, reference: str, names: Names) -> str:
+    def _hint(self, reference: str, names: Identifiers) -> str:
         """What a reference would like to be called; empty where its name in the file says nothing."""
         wanted = self.wanted.get(reference, "")
         found = (wanted if names.is_model else without_numbers(wanted)) or hint(reference)
         return found if found != "h" else ""
 
-    def _nested(self, block: Block, names: Names, indent: int) -> Iterator[str]:
+    def _nested(self, block: Block, names: Identifiers, indent: int) -> Iterator[str]:
         """A function inside of a function, which reads values around it."""
         name = names.bind(block.reference, block.hint, block.hint)
         outside = {names.of[r] for r in block.reads() if r in names.of}
-        inner = Names(names.of, self.reserved | outside | {name}, is_model=names.is_model)
+        inner = Identifiers(names.of, self.reserved | outside | {name}, is_model=names.is_model)
         self._bind(block, inner)
         yield ""
         yield " " * indent + f"def {name}({self.text(block.formals, inner)}):"
         yield from self._body(block, inner, indent + 4)
         yield ""
 
-    def _loop(self, loop: Loop, names: Names, indent: int, dying: Sequence[str]) -> Iterator[str]:
+    def _loop(self, loop: Loop, names: Identifiers, indent: int, dying: Sequence[str]) -> Iterator[str]:
         assert loop.layer is not None
         space = " " * indent
         for reference, values in loop.columns.items():
