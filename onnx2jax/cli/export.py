@@ -21,7 +21,7 @@ from .terminal import (
     converted,
     extents,
     note,
-    print_json,
+    print_result,
 )
 
 
@@ -68,21 +68,19 @@ def _export(arguments: argparse.Namespace) -> int:
             format=arguments.format,
         )
     files = {str(f): f.stat().st_size for f in sorted(folder.iterdir())}
-    if arguments.format == "stablehlo":
-        return _print_stablehlo(json.loads((folder / ABOUT).read_text()), files, as_json=arguments.json)
-    program = load_exported(folder)
+    listed = [f"  {file}  {size:,} bytes" for file, size in files.items()]
     about = json.loads((folder / ABOUT).read_text())
+    if arguments.format == "stablehlo":
+        facts = {**{key: about[key] for key in ("arguments", "results", "platform")}, "files": files}
+        return print_result(arguments, facts, "\n".join([_stablehlo(about), *listed]))
+    program = load_exported(folder)
     if found := [c for c in about["constraints"] if c not in arguments.constraint]:
         note(f"the model requires {', '.join(found)}")
     for name, k in about.get("multiples", {}).items():
         note(f"{name} must be a multiple of {k}, which a node requires; fix it: --dim {name}={8 * k}")
-    if arguments.json:
-        inputs = [{"name": v.name, "type": str(v.type)} for v in program.inputs]
-        print_json({"inputs": inputs, "outputs": program.outputs, "platforms": program.platforms, "files": files})
-        return 0
-    print(program)
-    _print_files(files)
-    return 0
+    inputs = [{"name": v.name, "type": str(v.type)} for v in program.inputs]
+    facts = {"inputs": inputs, "outputs": program.outputs, "platforms": program.platforms, "files": files}
+    return print_result(arguments, facts, "\n".join([str(program), *listed]))
 
 
 @contextmanager
@@ -101,18 +99,9 @@ def _attempts() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _print_stablehlo(about: Mapping[str, Any], files: Mapping[str, int], *, as_json: bool) -> int:
-    if as_json:
-        print_json({**{key: about[key] for key in ("arguments", "results", "platform")}, "files": files})
-        return 0
+def _stablehlo(about: Mapping[str, Any]) -> str:
+    """The function of a StableHLO program, in a line."""
     arguments = ", ".join(f"{a['name']}: {a['dtype']}{a['shape']}" for a in about["arguments"] if a["kind"] != "weight")
     weights = sum(a["kind"] == "weight" for a in about["arguments"])
     beside = f", {weights} weights" if weights else ""
-    print(f"StableHLO: main({arguments}{beside}) -> ({', '.join(r['name'] for r in about['results'])})")
-    _print_files(files)
-    return 0
-
-
-def _print_files(files: Mapping[str, int]) -> None:
-    for file, size in files.items():
-        print(f"  {file}  {size:,} bytes")
+    return f"StableHLO: main({arguments}{beside}) -> ({', '.join(r['name'] for r in about['results'])})"

@@ -22,6 +22,11 @@ def _array(scope: Scope, value: Value) -> str:
     return scope.emitter.array(value)
 
 
+def _scalar(scope: Scope, value: Value) -> str:
+    """The text of a value of one element as a scalar."""
+    return f"{_array(scope, value)}.reshape(())" if value.rank != 0 else _array(scope, value)
+
+
 def _result(scope: Scope, values: Sequence[Value]) -> str:
     texts = [_array(scope, v) for v in values]
     return texts[0] if len(texts) == 1 else ", ".join(texts) if texts else "()"
@@ -60,14 +65,11 @@ def if_(scope: Scope, node: Node) -> Sequence[Value]:
         raise unsupported(node, "its branches have other outputs than the node")
     then, other = (mark(b.reference) for b in blocks)
     types = [_merged(a, b) for a, b in zip(*branches, strict=True)]
-    test = _array(scope, condition)
     if condition.host:
-        return scope.define(node, f"{then}() if {test} else {other}()", types, blocks)
+        return scope.define(node, f"{then}() if {_array(scope, condition)} else {other}()", types, blocks)
     if any(None not in (a.rank, b.rank) and a.rank != b.rank for a, b in zip(*branches, strict=True)):
         raise unsupported(node, "its branches return values of different rank; give its condition to convert(static=)")
-    if condition.rank != 0:
-        test = f"{test}.reshape(())"
-    return scope.define(node, f"lax.cond({test}, {then}, {other})", types, blocks)
+    return scope.define(node, f"lax.cond({_scalar(scope, condition)}, {then}, {other})", types, blocks)
 
 
 def _check_body(node: Node, graph: Graph) -> None:
@@ -134,10 +136,10 @@ def loop(scope: Scope, node: Node) -> Sequence[Value]:
         return _while(scope, node, inner, block, refs, own, variant, kept, states, test, new, count, trips, go, start)
     row_types = [Value("", None, None if v.shape is None or trips is None else _rows(trips, v), v.dtype) for v in rows]
     results = [new[i] for i in variant]
-    if unknown:
-        return _unrolled(scope, node, inner, block, refs, own, kept, states, results, rows, count, start, variant)
     block.formals = f"{own[0] if len(own) == 1 else mark(_STATE)}, {mark(refs[0])}"
     block.opening = () if len(own) == 1 else (f"{', '.join(own)} = {mark(_STATE)}",) if own else ()
+    if unknown:
+        return _unrolled(scope, node, inner, block, kept, states, results, rows, count, start, variant)
     block.result = f"{_state([_array(inner, v) for v in results])}, {_rows_text(inner, rows)}"
     return _defined(
         scope, node, f"lax.scan({mark(block.reference)}, {start}, np.arange({count}))", block, kept, states, variant,
@@ -176,14 +178,12 @@ def _defined(
 
 
 def _unrolled(
-    scope: Scope, node: Node, inner: Scope, block: Block, refs: Any, own: Any, kept: Any, states: Any, results: Any,
-    rows: Any, count: str, start: str, variant: Any,
+    scope: Scope, node: Node, inner: Scope, block: Block, kept: Any, states: Any, results: Any, rows: Any, count: str,
+    start: str, variant: Any,
 ) -> list[Value]:  # fmt: skip
     """A loop in Python, whose state has another shape in each trip."""
     if rows:
         raise unsupported(node, "its state changes shape in each trip, beside outputs of each trip")
-    block.formals = f"{own[0] if len(own) == 1 else mark(_STATE)}, {mark(refs[0])}"
-    block.opening = () if len(own) == 1 else (f"{', '.join(own)} = {mark(_STATE)}",)
     block.result = _state([_array(inner, v) for v in results])
     types = [Value("", None, None, states[i].dtype) for i in range(len(states))]
     text = f"functools.reduce({mark(block.reference)}, np.arange({count}), {start})"
@@ -202,18 +202,13 @@ def _while(
     """A loop whose trips are counted as it runs."""
     i, more = mark(refs[0]), mark(refs[1])
     check = Block(scope.emitter.reference(FUNCTION + "keep_going"), "keep_going", mark(_STATE))
-    limit = "" if trips is None else f"{i} < {count or _array(scope, trips)}"
-    if limit and trips.rank != 0 and count is None:
-        limit += ".reshape(())"
+    limit = "" if trips is None else f"{i} < {count or _scalar(scope, trips)}"
     check.opening = (f"{', '.join([i, more, *own])} = {mark(_STATE)}",)
     check.result = f"{more} & ({limit})" if limit else more
     block.formals = mark(_STATE)
     block.opening = check.opening
-    next_ = _array(inner, test)
-    next_ = f"{next_}.reshape(())" if test.rank != 0 else next_
-    block.result = ", ".join([f"{i} + 1", next_, *(_array(inner, new[k]) for k in variant)])
-    first = "np.True_" if go is None else _array(scope, go)
-    first = f"{first}.reshape(())" if go is not None and go.rank != 0 else first
+    block.result = ", ".join([f"{i} + 1", _scalar(inner, test), *(_array(inner, new[k]) for k in variant)])
+    first = "np.True_" if go is None else _scalar(scope, go)
     begin = ", ".join(["np.int64(0)", first, *([start[1:-1].rstrip(",")] if len(own) > 1 else [start] if own else [])])
     text = f"lax.while_loop({mark(check.reference)}, {mark(block.reference)}, ({begin}))"
 
