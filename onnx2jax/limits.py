@@ -67,9 +67,10 @@ SMALL_PROGRAM: Final = 14
 of a compiled program takes as long."""
 AN_ARRAY: Final = 0.4
 """Microseconds of dispatch for each array."""
-NUMPY_PRODUCT: Final = 1 << 20
-"""Multiplications of a product up to which NumPy computes it: of larger ones it saves a twentieth, and its threads spin
-while they wait for each other: a row by 5 million weights takes 69 ms rather than 3 where others use the cores."""
+NUMPY_PRODUCT: Final = 1 << 18
+"""Multiplications of a product up to which NumPy computes it: of larger ones it saves less than a tenth, and its
+threads spin while they wait for each other. A row through seven layers of 5 million weights takes 69 ms rather than 3
+where other processes use the cores."""
 MOST_CANCELLED: Final = 2.0**12
 """By which a sum may exceed what is left of it, and the weights: of (y + c) - c, which rounds y, nothing is left."""
 
