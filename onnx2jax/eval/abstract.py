@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import count, islice
+from itertools import count
 from math import isqrt
 from typing import Any, Final
 
@@ -56,10 +56,11 @@ LIKE_FIRST: Final = ALONG | {"Attention", "GroupQueryAttention", "MoE", "MultiHe
 class Extents(dict[str, int]):
     """Extents of dimension variables, distinct primes assigned on first use, so that none divides another."""
 
-    def __init__(self, first: int, least: int = 11) -> None:
-        """Every second prime of those from ``least`` on, the first (0) or the second (1) of them."""
+    def __init__(self, evaluation: int, least: int = 11) -> None:
+        """The first (0) of two evaluations has primes from ``least`` on, the second (1) those of twice as much: halves
+        of neighbours would be equal, as a constant is."""
         super().__init__()
-        self._primes = islice(_primes(least), first, None, 2)
+        self._primes = _primes(least * (1 + evaluation) | 1)
 
     def __missing__(self, name: str) -> int:
         self[name] = next(self._primes)

@@ -44,7 +44,7 @@ WHY: Final = {
 """Operator -> what jax.numpy and jax.nn have no function for."""
 DEFAULT_WHY: Final = "no function of jax.numpy has its semantics"
 SHAPES_WHY: Final = "with shapes, in NumPy while JAX traces"
-SUPPLIED: Final = frozenset({"n_outputs", "opset", "rng", "once", "warn", "extents", "wide", "shards"})
+SUPPLIED: Final = frozenset({"n_outputs", "opset", "rng", "once", "warn", "double", "extents", "wide", "shards"})
 """Fixtures that a call can have."""
 
 

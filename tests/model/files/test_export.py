@@ -798,8 +798,9 @@ def test_a_table_of_positions_bounds_the_length(tmp_path: Path) -> None:
         ("float[a, 2] x, float[b, 3] z) => (float[c, 5] y) { y = Concat<axis = 1>(x, z) }", "b == a"),
         (
             "float[1, 1, w] x) => (float[1, 1, u] y) <float[1, 1, 3] k = {1, 2, 3}> { y = Conv(x, k) }",
-            "w >= 2",
+            "w >= 3",
         ),
+        ("float[1, 1, w] x) => (float[1, 1, u] y) { y = MaxPool<kernel_shape = [2], strides = [2]>(x) }", "w >= 2"),
         (
             "float[w] x) => (float[u] y) <int64[2] p = {4, 0}> { y = Pad<mode = \"reflect\">(x, p) }",
             "w >= 5",
