@@ -252,6 +252,12 @@ class Importer:
                 if self.strict:
                     raise ModelError(f"{text}; strict=False runs it", rule="OR-09")
                 self.deviations.append(text)
+            for rule, text in signatures.schema_violations(node, target, message):
+                if self.strict:
+                    raise ModelError(f"{node} {text}", rule=rule)
+                text = f"{text}; it is computed all the same"
+                if not any(other.endswith(text) for other in self.deviations):  # one warning for nodes alike
+                    self.deviations.append(f"{node} {text}")
             self.rejected += binding.attribute_errors(node, target)
             if (node.domain, node.op_type) == ("", "If"):
                 rules.check_branches(node)

@@ -1,4 +1,4 @@
-"""Input and output types of each version of each operator: types.txt, generated from ONNX's schemas.
+"""Types and attributes of each version of each operator: types.txt, generated from ONNX's schemas.
 
 Whether an operator is the same in two versions of its domain (rule FN-06).
 """
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from jax import export
 
-from ..ops.registry import Operator, resolve
+from ..ops.registry import Operator, is_built_in, resolve
 from ..proto.dtypes import ELEMENT_TYPES
 from .graph import Node
 
@@ -30,6 +30,23 @@ class TypeSignature:
     outputs: tuple[str, ...]
     allowed: Mapping[str, frozenset[str]]
     """Type variable -> the types it stands for."""
+    attributes: frozenset[str]
+
+    @property
+    def required(self) -> tuple[int, ...]:
+        """The positions of the inputs without which a node is invalid."""
+        return tuple(i for i, kind in enumerate(self._single) if not kind.endswith("?"))
+
+    @property
+    def min_input(self) -> int:
+        """The smallest length of a node's list of inputs, in which optional ones have empty names."""
+        single = self._single
+        return len(single) if len(single) < len(self.inputs) else max(self.required, default=-1) + 1
+
+    @property
+    def _single(self) -> tuple[str, ...]:
+        """The inputs before the variadic one."""
+        return self.inputs[:-1] if self.inputs and self.inputs[-1].endswith(("*", "&")) else self.inputs
 
 
 @cache
@@ -157,10 +174,11 @@ def _table() -> dict[str, list[TypeSignature]]:
             continue
         head, _, rest = line.partition(":")
         title, since = head.split()
-        ends, _, variables = rest.partition(";")
+        ends, variables, attributes = rest.split(";") if rest else ("", "", "")
         inputs, _, outputs = ends.partition("->")
         allowed = {name: sets[int(i)] for name, i in (v.split("=") for v in variables.split())}
-        new = TypeSignature(int(since), tuple(inputs.split()), tuple(outputs.split()), allowed)
+        names = frozenset(attributes.split())
+        new = TypeSignature(int(since), tuple(inputs.split()), tuple(outputs.split()), allowed, names)
         table.setdefault(title, []).append(new)
     return table
 
@@ -195,6 +213,44 @@ def before_its_definition(node: Node) -> str:
         f"{node}: ONNX defines {node.op_type} from opset {first} on; it is computed as in onnxruntime, whose optimizer "
         f"writes such files. To make the file valid: onnx.version_converter.convert_version(proto, {first})"
     )
+
+
+def schema_violations(node: Node, operator: Operator, message: Any) -> Iterator[tuple[str, str]]:
+    """Rule and text for attributes and inputs that the operator does not have, or lacks, at the node's opset.
+
+    The function of an operator implements several of its versions, and accepts the attributes and inputs of each.
+    """
+    title, name = _title(node.domain, node.op_type), node.op_type
+    schema = signature(title, node.opset)
+    if schema is None or not is_built_in(operator):
+        return
+    if unknown := sorted({a.name for a in message.attribute} - schema.attributes):
+        fixes = "; ".join(_attribute_fix(title, node.opset, operator, attribute) for attribute in unknown)
+        has = f"at opset {node.opset} {name} has {sorted(schema.attributes) or 'none'}"
+        yield "ND-10", f"has attributes {unknown}; {has} ({fixes})"
+    count = len(node.inputs)
+    if count and formal(schema.inputs, count - 1) is None:
+        yield "ND-08", f"has {count} inputs; at opset {node.opset} {name} takes at most {len(schema.inputs)}"
+    fed = {i for i, value in enumerate(node.inputs) if value}
+    lacking = [i for i in schema.required if i not in fed and operator.parameter(i) not in node.attributes]
+    if lacking or (not unknown and len(message.input) < schema.min_input):
+        problem = f"lacks input {lacking[0]}" if lacking else f"has {len(message.input)} inputs"
+        yield "ND-03", f"{problem}; at opset {node.opset} {name} needs {schema.min_input}"
+
+
+def _attribute_fix(title: str, opset: int, operator: Operator, name: str) -> str:
+    """How to fix an attribute that the operator does not have at this opset."""
+    versions = _table()[title]
+    having = [s.since for s in versions if name in s.attributes]
+    before, later = max((v for v in having if v <= opset), default=0), min((v for v in having if v > opset), default=0)
+    until = next(s.since for s in versions if s.since > before)  # the version that removes it, if there is one
+    schema = signature(title, opset)
+    position = operator.inputs.index(name) if name in operator.inputs else -1
+    if schema is not None and position >= 0 and formal(schema.inputs, position) is not None:
+        return f"{name} is an input{f' since opset {until}' if before else ''}: pass it as input {position}"
+    if later:
+        return f"{name} exists from opset {later} on: import opset {later}, or remove it"
+    return f"{name} was removed in opset {until}: remove it" if before else f"{name} is unknown: remove it"
 
 
 def _same_meaning(node: Node, operator: Operator, version: int) -> bool:

@@ -1,4 +1,4 @@
-"""Write onnx2jax/ir/types.txt: which types each version of each operator takes and gives, from ONNX's schemas.
+"""Write onnx2jax/ir/types.txt: the types and attributes of each version of each operator, from ONNX's schemas.
 
 python -m tests.tables.types
 """
@@ -18,8 +18,9 @@ HEAD: Final = """\
 # Sets of types, by number; a tensor is called by its element type.
 """
 OPERATORS: Final = """\
-# Operators with the version that begins a signature: the types of their inputs -> outputs; what each variable may be.
-# `?` may be left out, `*` any number of one type, `&` any number of any types; without a signature: withdrawn.
+# Operators with the version that begins a signature: the types of their inputs -> outputs; what each variable may be;
+# their attributes. `?` may be left out, `*` any number of one type, `&` any number of any types, and `T T*` at least
+# one; without a signature: withdrawn.
 """
 
 
@@ -33,9 +34,14 @@ def short(kind: str) -> str:
 
 
 def formal(parameter: defs.OpSchema.FormalParameter) -> str:
+    """A parameter as in the file; the required ones of a variadic parameter are listed before it."""
     options = defs.OpSchema.FormalParameterOption
     mark = {options.Single: "", options.Optional: "?", options.Variadic: "*" if parameter.is_homogeneous else "&"}
-    return short(parameter.type_str) + mark[parameter.option]
+    kind = short(parameter.type_str)
+    if parameter.option == options.Variadic:
+        required = kind if parameter.is_homogeneous else f"{kind}&"
+        return " ".join([required] * parameter.min_arity + [kind + mark[parameter.option]])
+    return kind + mark[parameter.option]
 
 
 def text() -> str:
@@ -51,7 +57,7 @@ def text() -> str:
                 allowed = tuple(sorted(map(short, c.allowed_type_strs)))
                 variables.append(f"{c.type_param_str}={sets.setdefault(allowed, len(sets))}")
             ends = [" ".join(map(formal, parameters)) for parameters in (schema.inputs, schema.outputs)]
-            row += f": {ends[0]} -> {ends[1]}; {' '.join(variables)}"
+            row += f": {ends[0]} -> {ends[1]}; {' '.join(variables)}; {' '.join(sorted(schema.attributes))}"
         rows.append((title, schema.since_version, row))
     lines = [f"{i} {' '.join(allowed)}" for allowed, i in sets.items()]
     return (
