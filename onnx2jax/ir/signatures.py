@@ -52,13 +52,13 @@ class TypeSignature:
 @cache
 def signature(title: str, opset: int) -> TypeSignature | None:
     """The signature of an operator (``Relu``, ``ai.onnx.ml.ZipMap``) at an opset; None if ONNX defines none."""
-    newest = max((s for s in _table().get(title, ()) if s.since <= opset), key=lambda s: s.since, default=None)
+    newest = max((s for s in _versions(title) if s.since <= opset), key=lambda s: s.since, default=None)
     return newest if newest is not None and newest.outputs else None
 
 
 def first_version(title: str) -> int:
     """The opset from which on ONNX defines an operator; 0 if it never does."""
-    return min((s.since for s in _table().get(title, ())), default=0)
+    return min((s.since for s in _versions(title)), default=0)
 
 
 def is_plain(title: str, position: int, kind: str) -> bool:
@@ -70,7 +70,7 @@ def is_plain(title: str, position: int, kind: str) -> bool:
     (True, True, False)
     """
     accepted: set[str] = set()
-    for version in _table().get(title, ()):
+    for version in _versions(title):
         variable = (formal(version.inputs, position) or "").rstrip("&")
         accepted |= version.allowed.get(variable, {variable})
     return any(_class(kind) == _class(other) for other in accepted)
@@ -163,24 +163,32 @@ _BY_DTYPE: Final = {row.dtype: row.name.lower() for row in ELEMENT_TYPES.values(
 
 
 @cache
-def _table() -> dict[str, list[TypeSignature]]:
+def _lines() -> tuple[list[frozenset[str]], dict[str, list[str]]]:
+    """Of types.txt: the sets of types, and the lines of each operator."""
     sets: list[frozenset[str]] = []
-    table: dict[str, list[TypeSignature]] = {}
+    lines: dict[str, list[str]] = {}
     for line in files(__package__).joinpath("types.txt").read_text(encoding="utf-8").splitlines():
-        if line.startswith("#"):
-            continue
         if line[0].isdigit():
             sets.append(frozenset(line.split()[1:]))
-            continue
+        elif not line.startswith("#"):
+            lines.setdefault(line.partition(" ")[0], []).append(line)
+    return sets, lines
+
+
+@cache
+def _versions(title: str) -> tuple[TypeSignature, ...]:
+    """The signatures of an operator, oldest first; parsed when it is first met, since all take 50 ms."""
+    sets, lines = _lines()
+    versions = []
+    for line in lines.get(title, ()):
         head, _, rest = line.partition(":")
-        title, since = head.split()
         ends, variables, attributes = rest.split(";") if rest else ("", "", "")
         inputs, _, outputs = ends.partition("->")
         allowed = {name: sets[int(i)] for name, i in (v.split("=") for v in variables.split())}
         names = frozenset(attributes.split())
-        new = TypeSignature(int(since), tuple(inputs.split()), tuple(outputs.split()), allowed, names)
-        table.setdefault(title, []).append(new)
-    return table
+        since = int(head.split()[1])
+        versions.append(TypeSignature(since, tuple(inputs.split()), tuple(outputs.split()), allowed, names))
+    return tuple(versions)
 
 
 def same_schema(domain: str, op_type: str, one: int, other: int) -> bool:
@@ -240,7 +248,7 @@ def schema_violations(node: Node, operator: Operator, message: Any) -> Iterator[
 
 def _attribute_fix(title: str, opset: int, operator: Operator, name: str) -> str:
     """How to fix an attribute that the operator does not have at this opset."""
-    versions = _table()[title]
+    versions = _versions(title)
     having = [s.since for s in versions if name in s.attributes]
     before, later = max((v for v in having if v <= opset), default=0), min((v for v in having if v > opset), default=0)
     until = next(s.since for s in versions if s.since > before)  # the version that removes it, if there is one
