@@ -68,7 +68,8 @@ def with_options(spec: Spec, given: Mapping[str, Any], model_type: Any) -> Spec:
             new = built(spec.source.imported, options, model_type, spec.origin, agreed)
         else:
             _check_late(spec, given)
-            imported, rewriting = spec.imported(spec.graph), options.only({*given}.intersection((*REWRITING, "static")))
+            late = {*given}.intersection((*REWRITING, "static", "bucket"))
+            imported, rewriting = spec.imported(spec.graph), options.only(late)
             options = replace(options, dims=given.get("dims"), bucket=given.get("bucket"))
             groups = None if given.keys() & {"rebatch", "static"} else spec.groups
             new = built(imported, options, model_type, spec.origin, agreed, rewriting, groups)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -107,6 +107,10 @@ class Options(Devices):
 
     def rewritten(self, imported: Imported) -> Imported:
         """The imported model with its graph rewritten as the options say; what does that is imported where it is."""
+        if self.bucket:
+            from .calls.buckets import with_names
+
+            imported = replace(imported, graph=with_names(imported.graph, self.bucket))
         if self.max_size:
             from .changes.max_size import with_max_size
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from onnx2jax.errors import (
     InputNameError,
     InputShapeError,
     InputTypeError,
+    InputValueError,
     KnownValueError,
     OperatorError,
     RandomKeyError,
@@ -406,7 +408,7 @@ def test_dims_fix_dimensions() -> None:
 
 
 def test_dimensions_without_a_name_are_called_by_input_and_axis(tmp_path: Path) -> None:
-    """``dims``, ``summary``, ``compile``, ``cost`` and ``export`` take the same names."""
+    """``dims``, ``bucket``, ``summary``, ``compile``, ``cost`` and ``export`` take the same names."""
     proto = one_node("Neg", {"x": (np.float32, [None, "x_0", None, 2])})  # x_0 is a name of the file
     m = onnx2jax.convert(proto)
     assert m.inputs[0].shape == (None, "x_0", None, 2)
@@ -420,8 +422,10 @@ def test_dimensions_without_a_name_are_called_by_input_and_axis(tmp_path: Path) 
     assert exported.inputs[0].shape == ("x_0_", "x_0", 3, 2)
     with pytest.raises(InputNameError, match=r"\['x_0_', 'x_0', 'x_2'\]"):
         onnx2jax.convert(proto, dims={"x_1": 3})
-    with pytest.raises(InputNameError, match=r"bucket names \['x_2'\]"):  # outputs do not declare it
-        onnx2jax.convert(proto, bucket={"x_2": [4]})
+    with pytest.raises(InputNameError, match=r"bucket names \['x_1'\]"):
+        onnx2jax.convert(proto, bucket={"x_1": [4]})
+    padded = onnx2jax.convert(proto, bucket={"x_2": [4]})  # the output declares no shape
+    assert padded(np.ones((1, 1, 3, 2), np.float32)).shape == (1, 1, 3, 2)
 
 
 def test_seeds_and_key_data_are_keys() -> None:
@@ -544,8 +548,25 @@ def test_invalid_feeds_and_extents_are_rejected() -> None:
     m = onnx2jax.convert(mlp())
     with pytest.raises(InputTypeError, match="a dict of arrays by name"):
         m.run(None, None)  # type: ignore[arg-type]
-    with pytest.raises(InputShapeError, match=r"batch.*-1"):
-        onnx2jax.convert(mlp(), dims={"batch": -1})
+
+
+@pytest.mark.parametrize("extent", [-1, [4, 8], "4", 4.5, None, True])
+def test_invalid_extents_are_rejected(extent: Any) -> None:
+    """Of each keyword that takes extents."""
+    m = onnx2jax.convert(mlp())
+    given: dict[str, Any] = {"batch": extent}
+    calls = [
+        lambda: onnx2jax.convert(mlp(), dims=given),
+        lambda: m.with_options(dims=given),
+        lambda: m.compile(dims=given),
+        lambda: m.summary(dims=given),
+        lambda: onnx2jax.cost(onnx2jax.demo_model(), {"data": 1}, dims=given),
+        lambda: onnx2jax.convert(mlp(), bucket={"batch": [extent]}),
+    ]
+    fix = r".*for n in \(4, 8\): model.compile\(dims=\{'batch': n\}\)" if extent == [4, 8] else ""
+    for call in calls:
+        with pytest.raises(InputValueError, match=rf"'batch': {re.escape(repr(extent))}; an extent is an integer{fix}"):
+            call()
 
 
 @pytest.mark.parametrize("shape", [[-1, 2], [2, -1]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -14,7 +15,7 @@ import numpy as np
 from jax import lax
 
 from ... import compat
-from ...errors import InputNameError, InputShapeError, InputTypeError, did_you_mean
+from ...errors import InputNameError, InputShapeError, InputTypeError, InputValueError, did_you_mean
 from ...eval.values import widened
 from ...ir.casts import DOUBLE, NARROWER
 from ...ops.arrays import is_traced
@@ -41,8 +42,10 @@ def variables(inputs: Iterable[ValueInfo]) -> list[str]:
     return list(dict.fromkeys(d for v in inputs for d in v.shape or () if isinstance(d, str)))
 
 
-def check_dims(keyword: str, given: Iterable[str], inputs: Iterable[ValueInfo]) -> None:
-    """Raise InputNameError if a keyword's dict has keys that name no dimension of the inputs."""
+def check_dims(keyword: str, given: Mapping[str, Any], inputs: Iterable[ValueInfo]) -> None:
+    """Raise InputTypeError unless a keyword's value is a dict, InputNameError for a key that names no dimension."""
+    if not isinstance(given, Mapping):
+        raise InputTypeError(f"{keyword} takes a dict by dimension variable, not {type(given).__name__}")
     known = variables(inputs)
     if unknown := sorted(set(given) - set(known)):
         raise InputNameError(
@@ -50,12 +53,38 @@ def check_dims(keyword: str, given: Iterable[str], inputs: Iterable[ValueInfo]) 
         )
 
 
+def checked_extent(keyword: str, name: str, extent: Any, also: str = "") -> int:
+    """A dimension's extent as an int; ``also`` says in a message what else the keyword takes.
+
+    Raises:
+        InputValueError: it is no integer, or negative.
+    """
+    try:
+        size = -1 if isinstance(extent, bool) else operator.index(extent)
+    except TypeError:
+        size = -1
+    if size >= 0:
+        return size
+    found = f"{keyword} has {name!r}: {extent!r}; an extent is an integer of at least 0{also}"
+    if isinstance(extent, list | tuple):
+        found += f". Compile once for each size: for n in {tuple(extent)}: model.compile(dims={{{name!r}: n}})"
+    raise InputValueError(found)
+
+
+def checked_dims(dims: Mapping[str, Any], inputs: Iterable[ValueInfo]) -> dict[str, int]:
+    """The extents by dimension variable that ``dims=`` gives.
+
+    Raises:
+        InputNameError, InputTypeError, InputValueError: a key names no dimension, or a value is no extent.
+    """
+    check_dims("dims", dims, inputs)
+    return {name: checked_extent("dims", name, extent) for name, extent in dims.items()}
+
+
 def with_dims(inputs: Sequence[ValueInfo], dims: Mapping[str, int]) -> tuple[ValueInfo, ...]:
     """The inputs with dimension variables replaced by extents; others keep their names, or none."""
     named = named_dims(inputs)
-    check_dims("dims", dims, named)
-    if negative := {n: size for n, size in dims.items() if size < 0}:
-        raise InputShapeError(f"dims: an extent must not be negative ({negative})")
+    dims = checked_dims(dims, named)
     return tuple(
         v.reshaped([dims.get(str(n), d) for n, d in zip(by_name.shape or (), v.shape or (), strict=True)])
         for v, by_name in zip(inputs, named, strict=True)

@@ -8,7 +8,7 @@ would differ: then both run with integers that vary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
@@ -17,12 +17,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...errors import BucketError, OnnxError, OperatorError
+from ...errors import BucketError, InputTypeError, OnnxError, OperatorError
+from ...eval.inferred import inferred_types
 from ...eval.values import to_host
 from ...ir.graph import Graph, Node
 from ...ops.arrays import is_traced
-from ...proto.types import ValueInfo
-from .arguments import check_dims
+from ...proto.types import TensorType, ValueInfo
+from .arguments import check_dims, checked_extent, named_dims, variables
 
 TOLERANCE: Final = 5e-3
 """Relative to the largest number: covers reordered sums and the 8- and 16-bit roundings that they flip."""
@@ -30,8 +31,36 @@ TOLERANCE: Final = 5e-3
 
 def checked_buckets(inputs: Sequence[ValueInfo], bucket: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
     """The sizes for each dimension variable, ascending."""
-    check_dims("bucket", bucket, inputs)  # those named in the file: outputs are sliced by these names
-    return {name: sorted(sizes) for name, sizes in bucket.items()}
+    check_dims("bucket", bucket, inputs)
+    for name, sizes in bucket.items():
+        if isinstance(sizes, str) or not isinstance(sizes, Iterable):
+            raise InputTypeError(f"bucket has {name!r}: {sizes!r}; it takes a list of sizes, {{{name!r}: [64, 128]}}")
+    return {name: sorted(checked_extent("bucket", name, n) for n in sizes) for name, sizes in bucket.items()}
+
+
+def with_names(graph: Graph, bucket: Mapping[str, Sequence[int]]) -> Graph:
+    """The graph with names for the free dimensions without one that are padded: outputs are sliced by these names.
+
+    Which output has the dimension is inferred, as the file cannot say.
+    """
+    named = named_dims(graph.inputs)
+    new = bucket.keys() & (set(variables(named)) - set(variables(graph.inputs)))
+    if not new:
+        return graph
+
+    def declared(value: ValueInfo, found: Sequence[Any] | None) -> ValueInfo:
+        own = value.shape if value.shape is not None or found is None else [None] * len(found)
+        if found is None or own is None or len(own) != len(found) or not isinstance(value.type, TensorType):
+            return value
+        shape = tuple(n if n in new and not isinstance(d, int) else d for n, d in zip(found, own, strict=True))
+        return replace(value, type=replace(value.type, shape=shape)) if new & {*shape} else value
+
+    shapes = {n: t.shape for n, t in inferred_types(replace(graph, inputs=named)).items()}
+    return replace(
+        graph,
+        inputs=tuple(declared(v, n.shape) for v, n in zip(graph.inputs, named, strict=True)),
+        outputs=tuple(declared(v, shapes.get(v.name)) for v in graph.outputs),
+    )
 
 
 def pad(

@@ -23,7 +23,7 @@ from ...proto.types import TensorType
 from ...proto.walk import tensors
 from ...sharding.rules import Placement
 from ...sharding.stages import AXIS, Staged
-from ..calls.arguments import check_dims, named_dims, variables
+from ..calls.arguments import checked_dims, named_dims, variables
 from ..changes.parts import with_graph
 from ..convert import convert
 from ..reports.summary import mark, node_of, traced
@@ -260,7 +260,7 @@ def _held(types: Mapping[str, Any], placement: Placement) -> Counter[jax.Device]
 def _inputs(model: Any, dims: Mapping[str, int], devices: int) -> tuple[dict[str, int], dict[str, Any]]:
     """The extents of dimension variables, and the types of inputs."""
     inputs = named_dims(model.inputs)
-    check_dims("dims", dims, inputs)
+    dims = checked_dims(dims, inputs)
     axes = batch_axes(model.inputs)[0]
     batch = {v.shape[axes[v.name]] for v in inputs if v.name in axes and v.shape}
     extents = {n: dims.get(n, devices if n in batch else 1) for n in variables(inputs)}

@@ -72,7 +72,7 @@ def export(
         raise NotADirectoryError(f"{str(folder)!r} is a file; export writes a folder")
     _check(model)
     params = dict(model.params) if weights == "beside" else {}
-    fixed = dict(dims or {})
+    fixed = dims or {}
     names = {"inputs": [v.name for v in model.inputs], "outputs": [v.name for v in model.outputs]}
     about: dict[str, Any] = {"format": format, **names, "constraints": list(constraints), "jax": jax.__version__}
     with compat.enable_x64():

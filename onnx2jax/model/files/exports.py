@@ -88,7 +88,8 @@ class Exports:
             The folder.
 
         Raises:
-            InputNameError, InputShapeError: ``dims`` or ``constraints`` do not match the model; an unknown platform.
+            InputNameError, InputShapeError, InputValueError: ``dims`` or ``constraints`` do not match the model; an
+                unknown platform.
             KnownValueError: the model is no single program: see ``explain``.
             UnsupportedError: an input is no tensor of numbers, JAX cannot lower an operation for a platform, or a
                 StableHLO program calls functions that only XLA has.

@@ -13,7 +13,7 @@ from jax import export
 from ...errors import InputShapeError, UnsupportedError
 from ...proto.names import unused_name
 from ...proto.types import TensorType, ValueInfo
-from ..calls.arguments import check_dims, named_dims, variables
+from ..calls.arguments import check_dims, checked_extent, named_dims, variables
 
 OPERATIONS: Final[dict[type[ast.operator], Callable[[Any, Any], Any]]] = {
     ast.Add: operator.add,
@@ -53,16 +53,16 @@ def symbolic(
 
     Raises:
         InputNameError: ``dims`` names an unknown dimension.
-        InputShapeError: an integer is negative, or an expression or a constraint is invalid.
+        InputValueError: an extent is neither an integer of at least 0 nor a string.
+        InputShapeError: an expression or a constraint is invalid.
         UnsupportedError: the rank of an input is not declared.
     """
     named = _named(inputs)
     check_dims("dims", dims, named)
-    for name, extent in dims.items():
-        if isinstance(extent, bool) or not isinstance(extent, int | str) or (isinstance(extent, int) and extent < 0):
-            raise InputShapeError(f"dims has {name!r}: {extent!r}; it takes integers, and strings such as 'past + 1'")
+    also = ", or an expression such as 'past + 1'"
+    dims = {n: d if isinstance(d, str) else checked_extent("dims", n, d, also) for n, d in dims.items()}
     symbols = symbols_of(variables(named))
-    dims = {**dims, **{n: f"{k}*{symbols[n]}" for n, k in (multiples or {}).items()}}
+    dims |= {n: f"{k}*{symbols[n]}" for n, k in (multiples or {}).items()}
     try:
         scope = export.SymbolicScope(tuple(constraints))
     except (ValueError, TypeError) as e:

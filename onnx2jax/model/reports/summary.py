@@ -22,7 +22,7 @@ from ...proto.dtypes import HOST_ONLY
 from ...proto.types import TensorType, ValueInfo
 from ...runtime.specialise import is_small
 from ...sharding.stages import Staged
-from ..calls.arguments import check_dims, named_dims
+from ..calls.arguments import checked_dims, named_dims
 from ..changes.parts import node_outputs, with_graph, with_outputs
 from .samples import assumed, random_values
 from .table import table
@@ -181,7 +181,7 @@ def feeds_of(
     """
     named = named_dims(model.inputs)
     declared = {v.name: v for v in (*named, *model.optional.values())}
-    check_dims("dims", dims, named)
+    dims = checked_dims(dims, named)
     feeds, wanted = {}, {}
     for name, info in declared.items():
         given = inputs.get(name)

@@ -10,7 +10,7 @@ import pytest
 from onnx import helper
 
 import onnx2jax
-from onnx2jax.errors import BucketError, RecompilationWarning
+from onnx2jax.errors import BucketError, InputTypeError, RecompilationWarning
 from onnx2jax.model.calls import buckets
 from tests.support.models import model, value
 
@@ -141,6 +141,21 @@ def test_attention_without_a_mask_is_rejected(masked: bool) -> None:
     else:
         with pytest.raises(BucketError, match="'softmax'"):
             padded(*feeds)
+
+
+def test_a_dimension_without_a_name_is_padded() -> None:
+    """It is called by its input and axis, as in ``dims``; the outputs that have it are inferred."""
+    proto = model(
+        [node("Relu", "x"), node("Transpose", "x", output="z", perm=[1, 0])],
+        [value("x", F, [None, 4])], [value("y", F, [None, 4]), value("z", F, [4, None])],
+    )  # fmt: skip
+    m = onnx2jax.convert(proto).with_options(bucket={"x_0": [8, 4]})
+    x = real(3, 4)
+    y, z = m(x)
+    np.testing.assert_array_equal(y, np.maximum(x, 0))
+    np.testing.assert_array_equal(z, x.T)
+    with pytest.raises(InputTypeError, match=r"bucket has 'x_0': 8; it takes a list of sizes, \{'x_0': \[64, 128\]\}"):
+        m.with_options(bucket={"x_0": 8})
 
 
 def test_constant_inputs_do_not_verify_padding() -> None:

@@ -29,6 +29,7 @@ from onnx2jax.errors import (
     InputNameError,
     InputShapeError,
     InputTypeError,
+    InputValueError,
     KnownValueError,
     ModelError,
     OnnxError,
@@ -311,8 +312,8 @@ def test_symbols(shapes: Any, dims: Any, expected: str) -> None:
 
 REFUSED: list[tuple[Callable[[], Any], dict[str, Any], type[Exception], str]] = [
     (mlp, {"dims": {"bath": 8}}, InputNameError, r"\['bath'\]; the model.s dimension variables are \['batch'\]"),
-    (mlp, {"dims": {"batch": -1}}, InputShapeError, "'batch': -1"),
-    (mlp, {"dims": {"batch": 1.5}}, InputShapeError, "'batch': 1.5"),
+    (mlp, {"dims": {"batch": -1}}, InputValueError, "'batch': -1"),
+    (mlp, {"dims": {"batch": 1.5}}, InputValueError, "'batch': 1.5"),
     (mlp, {"dims": {"batch": "2 k"}}, InputShapeError, "'batch', '2 k', is no expression.*syntax"),
     (mlp, {"constraints": ["batch <"]}, InputShapeError, "constraints"),
     (mlp, {"platforms": ["cpu", "xpu"]}, InputNameError, r"\['xpu'\]; there are cpu, cuda, rocm, tpu"),
