@@ -46,8 +46,10 @@ def with_rules(text: str, *rules: str) -> str:
     return f"{text} (rule{'s' * (len(rules) > 1)} {', '.join(rules)})" if rules else text
 
 
-def did_you_mean(given: str | Iterable[str], valid: Iterable[str]) -> str:
+def did_you_mean(given: str | Iterable[str], valid: Iterable[str], cutoff: float = 0.6) -> str:
     """The valid names closest to those given, as the end of a message; empty where none is close.
+
+    ``cutoff``: the least similarity, as for ``difflib.get_close_matches``.
 
     >>> did_you_mean("imge", ["image", "mask"])
     "; did you mean 'image'?"
@@ -55,7 +57,7 @@ def did_you_mean(given: str | Iterable[str], valid: Iterable[str]) -> str:
     ''
     """
     names, by_lower = [given] if isinstance(given, str) else given, {name.lower(): name for name in valid}
-    near = [difflib.get_close_matches(name.lower(), by_lower, 1) for name in names]
+    near = [difflib.get_close_matches(name.lower(), by_lower, 1, cutoff) for name in names]
     found = dict.fromkeys(by_lower[n] for some in near for n in some)
     return f"; did you mean {', '.join(map(repr, found))}?" if found else ""
 

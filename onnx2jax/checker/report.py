@@ -28,7 +28,8 @@ class Finding:
     fix: str
 
     def __str__(self) -> str:
-        return f"{self.severity} {self.rule} {self.path}: {self.message}. {self.fix}"
+        end = "" if self.message.endswith("?") else "."
+        return f"{self.severity} {self.rule} {self.path}: {self.message}{end} {self.fix}"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import jax
 
 from .. import __version__
 from ..errors import OnnxError
-from .terminal import CommandError, Parser
+from .terminal import CommandError, Parser, with_flags
 
 COMMANDS: Final = {
     "run": ("run", "run a model on files, images, texts or random numbers"),
@@ -67,9 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _message(error: Exception) -> str:
-    """The message of an error, without errno."""
+    """The message of an error, with flags for Python's keywords, without errno."""
     if isinstance(error, OnnxError) or not isinstance(error, OSError) or not error.strerror:
-        return str(error)
+        return with_flags(str(error))
     return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
 
 

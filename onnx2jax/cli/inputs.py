@@ -12,7 +12,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from .. import compat
-from ..errors import InputTypeError, ModelError, OnnxError, did_you_mean
+from ..errors import InputShapeError, InputTypeError, ModelError, OperatorError, did_you_mean
 from ..generation.files import tokenizer_beside
 from ..model.calls.arguments import named_dims, variables
 from ..model.reports.samples import assumed, data_sets, random_values, read_value, read_values
@@ -101,7 +101,7 @@ def sized(model: Any, feeds: Mapping[str, Any]) -> Iterator[None]:
     """Name the flags that choose sizes if a call fails on extents of 1."""
     try:
         yield
-    except OnnxError as e:
+    except (OperatorError, InputShapeError) as e:
         if (names := assumed(model.inputs, feeds)) and "bytes of memory" not in str(e):  # larger ones need more
             e.add_note(f"extents of 1 may be too small: {' '.join(f'--dim {n}=64' for n in names)}")
         raise
@@ -129,6 +129,8 @@ def _files(model: Any, declared: Mapping[str, ValueInfo], arguments: argparse.Na
             if not folders:
                 raise CommandError(f"--input {option}: the folder has no input_0.pb, and no test_data_set_0")
             feeds |= read_values(folders[0], "input", free)
+        elif "=" not in option and Path(option).suffix and not Path(option).exists():
+            raise CommandError(f"--input {option}: there is no such file; expected NAME=FILE, FILE.npz or a folder")
         elif "=" not in option and option.endswith(".npz"):
             arrays = load(option)
             if isinstance(arrays, np.ndarray):

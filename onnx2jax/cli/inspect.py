@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import ast
-import re
 from collections import Counter
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from ..errors import OperatorError, did_you_mean
+from ..errors import did_you_mean
 from ..ir import analysis
 from ..ir.graph import Function, Imported
 from ..model.convert import open_model
@@ -204,17 +202,9 @@ def add_summary(parser: argparse.ArgumentParser) -> None:
 def _summary(arguments: argparse.Namespace) -> int:
     sizes = dims(arguments.dim)
     model = converted(arguments)
-    try:
-        found = model.summary(dims=sizes)
-    except OperatorError as error:
-        raise OperatorError(re.sub(r"model\.summary\(dims=(\{.*?\})\)", _flags, str(error))) from error
+    found = model.summary(dims=sizes)
     if arguments.json:
         print(found.to_json())
     else:
         print_table(found.total, HEAD, found.rows())
     return 0
-
-
-def _flags(advice: re.Match[str]) -> str:
-    """The extents that ``model.summary`` advises, as flags."""
-    return " ".join(f"--dim {name}={size}" for name, size in ast.literal_eval(advice[1]).items())

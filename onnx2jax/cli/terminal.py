@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -193,6 +195,20 @@ def print_result(arguments: argparse.Namespace, facts: Any, text: str) -> int:
 def loading(model: Path) -> Any:
     """The progress of reading a model."""
     return stage(f"loading {model.name}")
+
+
+def with_flags(message: str) -> str:
+    """A message whose advice in Python is given as flags.
+
+    >>> with_flags("Try model.summary(dims={'batch': 64}), or verify(against='reference')")
+    'Try --dim batch=64, or --against reference'
+    """
+
+    def sizes(advice: re.Match[str]) -> str:
+        return " ".join(f"--dim {name}={size}" for name, size in ast.literal_eval(advice[1]).items())
+
+    message = re.sub(r"model\.summary\(dims=(\{.*?\})\)", sizes, message)
+    return re.sub(r"verify\(against='(\w+)'\)", r"--against \1", message)
 
 
 def note(text: str) -> None:

@@ -164,6 +164,8 @@ class Calls(VerifiedSteps):
                     "generate(decoder.encode(prompt), ..., logprobs=True)"
                 )
             prompts = [self.encode(p, continues=after is not None) for p in texts[0]]
+            if empty := [i for i, tokens in enumerate(prompts) if not tokens]:
+                raise InputValueError(f"prompt {empty[0]} is an empty text; it needs one token or more")
         rows = prompt_rows(prompts, others.pop("attention_mask", None), self.vocabulary)
         sequences = rows
         if after is not None:

@@ -95,6 +95,8 @@ def prompt_rows(tokens: Prompts, mask: Any, vocabulary: int | None) -> list[np.n
             raise InputShapeError(f"attention_mask {live.shape} does not match the tokens' shape {shape}")
         rows = [row[m] for row, m in zip(rows, live, strict=True)]
     for i, row in enumerate(rows):
+        if row.shape == (0,):
+            raise InputValueError(f"prompt {i} is empty; it needs one token id or more")
         if row.ndim != 1 or not row.size or row.dtype.kind not in "iu":
             raise InputValueError(f"prompt {i} is {row.dtype} {row.shape}; it needs one token id or more, as integers")
         if vocabulary is not None and not (row.min() >= 0 and row.max() < vocabulary):

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from .. import compat
-from ..errors import InputTypeError, InputValueError, ModelError
+from ..errors import InputTypeError, InputValueError, ModelError, did_you_mean
 
 UNFINISHED: Final = "\N{REPLACEMENT CHARACTER}"
 """Ends a decoded text whose last character needs further tokens."""
@@ -82,11 +82,17 @@ class Tokenizer:
         Args:
             prompt: a text, or messages ``{"role": "user", "content": "..."}``.
             continues: no special token begins the text, because it continues another.
+
+        Raises:
+            InputTypeError: the prompt is neither.
+            InputValueError: a message has no role or no content, or there is no chat template.
         """
         if not isinstance(prompt, str) and not _is_conversation(prompt):
             raise InputTypeError(
                 f"prompt is {prompt!r:.80}: a text, or messages [{{'role': 'user', 'content': '...'}}]"
             )
+        if not isinstance(prompt, str):
+            _check_messages(prompt)
         special = isinstance(prompt, str) and not continues
         text = prompt if isinstance(prompt, str) else self._rendered(prompt)
         found = self.library.encode(text, add_special_tokens=special)
@@ -205,6 +211,17 @@ def read_json(file: Path) -> dict[str, Any]:
 
 def _is_conversation(prompt: Any) -> bool:
     return isinstance(prompt, list | tuple) and bool(prompt) and all(isinstance(m, Mapping) for m in prompt)
+
+
+def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Raise InputValueError for a message without role or content, which a template renders as nothing."""
+    for i, message in enumerate(messages):
+        needed = ("role",) if "tool_calls" in message else ("role", "content")
+        if missing := [n for n in needed if message.get(n) is None]:
+            others = [n for n in map(str, message) if n not in ("role", "content")]
+            raise InputValueError(
+                f"message {i} is {dict(message)!r:.80}; it needs 'role' and 'content'{did_you_mean(others, missing)}"
+            )
 
 
 def _content(token: Any) -> str:

@@ -148,7 +148,8 @@ def _meant(text: str) -> str:
     if text.startswith("~"):
         return f": '~' is for a shell to expand; pass os.path.expanduser({text!r})"
     folder, name = os.path.split(text)
-    if os.path.isdir(folder or ".") and (near := did_you_mean(name, os.listdir(folder or "."))):
+    files = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
+    if near := did_you_mean(name, files, 0.8):  # .onnx alone makes names alike
         return near
     if re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", text) and not os.path.splitext(text)[1].startswith((".onnx", ".ort")):
         return (

@@ -101,6 +101,8 @@ def test_element_types_that_files_do_not_keep(command: Command, tmp_path: Path, 
         (["run", "absent.onnx"], 1, "error: absent.onnx: No such file or directory"),
         (["run", MODEL], 2, "input image: float32[batch, 1, 8, 8] is missing: --input image=FILE.npy, or --random"),
         (["run", MODEL, "--input", "image"], 2, "expected NAME=FILE"),
+        (["run", MODEL, "--input", "absent.npy"], 2, "--input absent.npy: there is no such file; expected NAME=FILE"),
+        (["run", MODEL, "--input", "image={double}"], 1, "is given as float64[1, 1, 8, 8]"),
         (["run", MODEL, "--input", "picture={npy}"], 2, "no input 'picture'; it has 'image'"),
         (["run", MODEL, "--input", "image={text}"], 2, "it is not a tensor of strings"),
         (["run", MODEL, "--input", "image={other}"], 2, "not a readable .npy or .npz file"),
@@ -126,10 +128,12 @@ def test_errors_are_one_clean_message(
     for name in ("x.txt", "x.bin"):
         (tmp_path / name).write_text("{}")
     (tmp_path / "x.txt.npy").write_text("{}")
+    np.save(tmp_path / "double.npy", np.zeros((1, 1, 8, 8)))
     short = tmp_path / "short.onnx"
     short.write_bytes(Path(MODEL).read_bytes()[:9999])
     files = {
         "short": short,
+        "double": tmp_path / "double.npy",
         "npy": tmp_path / "x.npy",
         "text": tmp_path / "x.txt",
         "other": tmp_path / "x.bin",
@@ -141,6 +145,7 @@ def test_errors_are_one_clean_message(
     assert err.startswith("error: ")
     assert text.format(**files) in err if "{folder}" in text else text in err
     assert "Traceback" not in err
+    assert "extents of 1" not in err
 
 
 def test_an_input_without_a_shape_cannot_be_random(command: Command, tmp_path: Path) -> None:

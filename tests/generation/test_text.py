@@ -74,6 +74,25 @@ def test_a_conversation_by_the_chat_template(counting: Decoder) -> None:
     assert counting.generate([talk, [{"role": "user", "content": "seven"}]], 6) == ["twenty", "eight "]
 
 
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        ("", "prompt 0 is an empty text"),
+        (["one ", ""], "prompt 1 is an empty text"),
+        ([], "prompt 0 is empty"),
+        (
+            [{"rolle": "user", "content": "hi"}],
+            "message 0 is .*rolle.* needs 'role' and 'content'; .*mean 'role'",
+        ),
+        ([{"role": "user", "content": None}], "message 0 is .*; it needs 'role' and 'content'$"),
+        ([[{"role": "user"}]], "message 0 is .*; it needs 'role' and 'content'$"),
+    ],
+)
+def test_prompts_without_text_are_rejected(counting: Decoder, prompt: Any, said: str) -> None:
+    with pytest.raises(InputValueError, match=said):
+        counting.generate(prompt, 4)
+
+
 def test_templates_as_models_have_them(tmp_path: Path) -> None:
     """Names of several templates, special tokens in dicts, generation blocks, and rejected conversations."""
     shutil.copy(onnx2jax.demo_decoder().parent / "tokenizer.json", tmp_path)
@@ -89,9 +108,9 @@ def test_templates_as_models_have_them(tmp_path: Path) -> None:
     with pytest.raises(InputValueError, match="rejects the conversation: no tools"):
         own.encode([{"role": "tool", "content": "a"}])
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
-    assert Ours(tmp_path / "tokenizer.json").encode([{"content": "b"}]) == [ord("b")]
+    assert Ours(tmp_path / "tokenizer.json").encode([{"role": "user", "content": "b"}]) == [ord("b")]
     with pytest.raises(InputValueError, match="no chat template"):
-        Ours(Tokenizer.from_file(str(tmp_path / "tokenizer.json"))).encode([{"content": "b"}])
+        Ours(Tokenizer.from_file(str(tmp_path / "tokenizer.json"))).encode([{"role": "user", "content": "b"}])
     with pytest.raises(InputValueError, match="tokenizer is int"):
         Ours(3)
     with pytest.raises(InputTypeError, match=r"prompt is \[1\]: a text, or messages"):

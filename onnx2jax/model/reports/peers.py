@@ -108,9 +108,14 @@ class Peer:
         return dict(zip(self.outputs, results, strict=True))
 
     def _refusal(self, what: str, e: Exception) -> UnsupportedError:
-        (other,) = {*NAMES} - {self.name}
-        who = "ONNX's reference implementation" if self.name == "reference" else self.name
-        return UnsupportedError(f"{who} {what}: {e}\nTry another implementation: verify(against={other!r})")
+        if self.name == "reference":
+            who, other = (
+                "ONNX's reference implementation",
+                "Compare with test data or, if it takes the model, onnxruntime",
+            )
+        else:
+            who, other = self.name, "Try another implementation: verify(against='reference')"
+        return UnsupportedError(f"{who} {what}: {e}\n{other}")
 
 
 def checked(name: str) -> str:
