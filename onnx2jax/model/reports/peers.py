@@ -109,10 +109,8 @@ class Peer:
 
     def _refusal(self, what: str, e: Exception) -> UnsupportedError:
         if self.name == "reference":
-            who, other = (
-                "ONNX's reference implementation",
-                "Compare with test data or, if it takes the model, onnxruntime",
-            )
+            who = "ONNX's reference implementation"
+            other = "Compare with test data or, if it takes the model, onnxruntime"
         else:
             who, other = self.name, "Try another implementation: verify(against='reference')"
         return UnsupportedError(f"{who} {what}: {e}\n{other}")

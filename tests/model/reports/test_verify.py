@@ -18,7 +18,7 @@ import pytest
 from onnx import numpy_helper
 
 import onnx2jax
-from onnx2jax import Model, errors
+from onnx2jax import Model, cli, errors
 from onnx2jax.model.reports.comparison import compared
 from onnx2jax.ops import registry
 from tests.support.faults import faults, wrong_model
@@ -298,9 +298,14 @@ def chain(*, steps: int = 6) -> onnx.ModelProto:
     return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
 
 
-def test_roundings_that_add_up_are_no_difference(shift: Any) -> None:
-    """A sine whose last digits are others: steps flip, and the layers behind magnify them."""
+def test_roundings_that_add_up_are_no_difference(
+    shift: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A sine whose last digits are others: steps flip, and the layers behind magnify them. ``bench`` times it."""
     shift("Sin", lambda y: y * (1 + 3e-5))
+    onnx.save(chain(), tmp_path / "chain.onnx")
+    assert cli.main(["bench", str(tmp_path / "chain.onnx"), "--rounds", "1"]) == 0
+    assert "output 'y' differs from onnxruntime's: roundings add up over 6 quantised nodes" in capsys.readouterr().err
     found = onnx2jax.convert(chain()).verify(against="onnxruntime")
     assert found and found.first is None, str(found)
     (output,) = found.outputs["inputs"]
