@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import io
 import json
 import threading
 import types
@@ -162,6 +163,28 @@ def test_wrong_inputs_are_422_and_leave_the_others_alone(server: Server) -> None
     reasons = ["extent 8 on axis 3", "nothing is cast", "mean 'image'", "not given"]
     assert all(reason in body["detail"] for (_, body), reason in zip(said, reasons, strict=True))
     assert server.module.model.compilations == server.compiled
+
+
+def test_outputs_that_json_cannot_hold_are_422(server: Server) -> None:
+    first = server.block()
+    answers = server.send({"image": [[[float("nan")] * 8] * 8]}, request(1))
+    server.gate.set()
+    (status, body), right = (answer.result(60) for answer in answers)
+    assert (status, body["detail"]) == (422, "output 'logits' has values that are not finite for this sample")
+    assert first.result(60)[0] == right[0] == 200 and server.batches[-1] == 2
+
+
+def test_bodies_that_are_no_npz_files_are_refused() -> None:
+    code = next(b.body for b in pages.blocks(ROOT / "docs" / "guides" / "serve.md") if "def to_sample" in b.body)
+    names: dict[str, Any] = {"np": np}
+    exec(code, names)
+    whole, array = io.BytesIO(), io.BytesIO()
+    np.savez(whole, image=IMAGES[0])
+    np.save(array, IMAGES[0])
+    np.testing.assert_array_equal(names["to_sample"](whole.getvalue())["image"], IMAGES[0])
+    for body in (b"", b"{}", array.getvalue(), whole.getvalue()[:-30]):
+        with pytest.raises(ValueError, match="the body is not a readable"):
+            names["to_sample"](body)
 
 
 def test_decimals_are_not_cast_to_integers(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
