@@ -12,6 +12,7 @@ import numpy as np
 
 from .. import compat
 from ..ir.file import opened, read
+from ..ir.graph import Graph
 from ..model.convert import convert
 from ..model.files.save import save
 from ..progress import stage
@@ -63,7 +64,7 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     fine.add_argument(
         "--target", metavar="NAME", help="the target array of the loss (default: the only array that is not an input)"
     )
-    fine.add_argument("--of", metavar="OUTPUT", help="the output for the loss (default: the first)")
+    fine.add_argument("--of", metavar="OUTPUT", help="the output, or inner value, for the loss (default: the first)")
     fine.add_argument("--optimizer", choices=OPTIMIZERS, default="adam", help="(default: %(default)s)")
     fine.add_argument("--learning-rate", type=float, default=1e-3, metavar="X", help="(default: %(default)s)")
     fine.add_argument("--trainable", action="append", metavar="PATTERN", help="parameters to train; repeatable")
@@ -132,9 +133,12 @@ def _fine_tuning(file: Any, data: Mapping[str, Any], arguments: argparse.Namespa
     optax = compat.optional("optax", "train")
     model = convert(file, **computing(arguments))
     output = arguments.of or model.outputs[0].name
-    if output not in [v.name for v in model.outputs]:
+    if output not in model.graph.defines:
         raise CommandError(f"the model has no output {output!r}; it has {[v.name for v in model.outputs]}")
-    loss = _loss(arguments, data, model, optax)
+    loss = _loss(arguments, data, model, output, optax)
+    if arguments.loss == "cross_entropy" and (logits := _logits(model.graph, output)) != output:
+        note(f"cross_entropy of {logits!r}, the logits before the Softmax of {output!r}")
+        output = logits
     tuned = FineTuning(
         model,
         loss,
@@ -147,7 +151,21 @@ def _fine_tuning(file: Any, data: Mapping[str, Any], arguments: argparse.Namespa
     return _Trains(state, tuned.step, model.inputs, lambda state, path: save(tuned.to_model(state), path))
 
 
-def _loss(arguments: argparse.Namespace, data: Mapping[str, Any], model: Any, optax: Any) -> Any:
+def _logits(graph: Graph, output: str) -> str:
+    """The operand of the Softmax over the last axis that returns ``output``, or ``output`` itself.
+
+    Cross entropy normalises its operand: probabilities would be normalised twice. LogSoftmax changes nothing.
+    """
+    node = graph.producers.get(output)
+    if node is None or (node.domain, node.op_type) != ("", "Softmax"):
+        return output
+    axis = node.attributes.get("axis", 1 if node.opset < 13 else -1)
+    shape = {v.name: v.shape for v in graph.outputs}.get(output)
+    last = -1 if shape is None else len(shape) - 1
+    return node.inputs[0] if axis in (-1, last) or shape is None else output
+
+
+def _loss(arguments: argparse.Namespace, data: Mapping[str, Any], model: Any, output: str, optax: Any) -> Any:
     if arguments.loss == "next_token":
         return "next_token"
     others = [n for n in data if n not in {v.name for v in model.inputs} | model.optional.keys()]
@@ -161,6 +179,7 @@ def _loss(arguments: argparse.Namespace, data: Mapping[str, Any], model: Any, op
 
     def cross_entropy(output: Any, batch: Mapping[str, Any]) -> Any:
         labels = batch[target]
+        output = output.astype(jnp.promote_types(output.dtype, jnp.float32))  # inner values are of the compute dtype
         losses = optax.softmax_cross_entropy_with_integer_labels(output, labels)
         return losses.mean(), {"accuracy": (output.argmax(-1) == labels).mean(dtype=jnp.float32)}
 
@@ -172,7 +191,7 @@ def _loss(arguments: argparse.Namespace, data: Mapping[str, Any], model: Any, op
     classes = data[target]
     if classes.dtype.kind not in "iu":
         raise CommandError(f"cross_entropy needs integer classes; {target!r} is {classes.dtype}")
-    shape = next(v for v in model.outputs if v.name == (arguments.of or model.outputs[0].name)).shape
+    shape = {v.name: v.shape for v in (*model.graph.value_info.values(), *model.outputs)}.get(output)
     count = shape[-1] if shape and isinstance(shape[-1], int) else int(classes.max()) + 1
     if classes.min() < 0 or classes.max() >= count:
         raise CommandError(

@@ -88,7 +88,8 @@ class FineTuning(TrainingEngine):
         straight_through: straight-through estimators for every QuantizeLinear followed by a DequantizeLinear
             (quantization-aware training): gradients as if nothing were rounded, zero where values saturate. Outputs are
             unchanged. Without it, these gradients are zero, as the derivative of rounding is.
-        outputs: the outputs that the loss needs, if others cannot be compiled.
+        outputs: the values for the loss, if not all outputs: some of them, or inner values of the main graph, such as
+            the logits before a Softmax. ``to_model`` keeps all outputs.
         mesh: devices: batches are sharded over its first axis, parameters according to ``shardings``; defaults to the
             placement of the model.
         shardings: PartitionSpecs by patterns of parameter names; parameters without a match are replicated.

@@ -341,14 +341,15 @@ def _in_compute_dtype(operator: Operator, dtype: Any, *values: Any, **named: Any
 
 
 def select_outputs(graph: Graph, outputs: str | Sequence[str]) -> Graph:
-    """The graph with only these outputs and the nodes that they need."""
-    declared, outputs = {v.name: v for v in graph.outputs}, names_list(outputs)
-    unknown = sorted(set(outputs) - set(declared))
-    if unknown:
-        near = did_you_mean(unknown, declared)
-        raise InputNameError(f"outputs has {unknown}; the model's outputs are {list(declared)}{near}")
+    """The graph with only these outputs, or inner values, and the nodes that they need."""
+    outputs = names_list(outputs)
+    if unknown := sorted(set(outputs) - graph.defines):
+        names = [v.name for v in graph.outputs]
+        near = did_you_mean(unknown, graph.defines)
+        raise InputNameError(f"outputs has {unknown}; the model's outputs are {names}{near}")
+    declared = {**graph.value_info, **{v.name: v for v in graph.outputs}}
     nodes = tuple(ancestors(graph.nodes, outputs))
-    return replace(graph, nodes=nodes, outputs=tuple(declared[name] for name in outputs))
+    return replace(graph, nodes=nodes, outputs=tuple(declared.get(n, ValueInfo(n)) for n in outputs))
 
 
 def _compute_dtype(dtype: Any) -> Any:

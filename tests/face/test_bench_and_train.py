@@ -116,6 +116,25 @@ def test_mean_squares_and_adapters(capsys: Capture, tmp_path: Path) -> None:
     assert json.loads(capsys.readouterr().out)["epochs"][0]["loss"] > 0
 
 
+@pytest.mark.usefixtures("standard_promotion")
+def test_cross_entropy_normalises_once(capsys: Capture, tmp_path: Path) -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["scores"]), helper.make_node("Softmax", ["scores"], ["y"])]
+    x, w = np.random.default_rng(0).normal(size=(2, 4, 4)).astype(np.float32)
+    ends = (value(n, np.float32, ["n", 4]) for n in "xy")
+    onnx.save(model(nodes, *([v] for v in ends), {"w": w}), tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", x=x, label=[0, 1, 2, 3])
+    before = onnx2jax.convert(tmp_path / "m.onnx")
+    arguments = ["train", str(tmp_path / "m.onnx"), str(tmp_path / "d.npz"), str(tmp_path / "t.onnx")]
+    assert cli.main([*arguments, "--loss", "cross_entropy", "--json"]) == 0
+    said = capsys.readouterr()
+    loss = json.loads(said.out)["epochs"][0]["loss"]
+    np.testing.assert_allclose(loss, -np.log(np.diag(before(x))).mean(), rtol=1e-5)
+    assert "cross_entropy of 'scores', the logits before the Softmax of 'y'" in said.err
+    after = onnx2jax.convert(tmp_path / "t.onnx")
+    np.testing.assert_allclose(after(x).sum(-1), 1, rtol=1e-5)  # the trained file keeps its Softmax
+    assert (after.params["w"] != before.params["w"]).any()
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
