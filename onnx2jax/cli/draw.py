@@ -11,6 +11,7 @@ from typing import Any
 from ..errors import ModelError, UnsupportedError
 from ..model.convert import open_model
 from ..model.model import Model
+from ..model.reports.drawing import is_picture
 from ..model.reports.facts import by_position
 from ..model.spec import Spec
 from ..progress import stage
@@ -53,7 +54,7 @@ def _draw(arguments: argparse.Namespace) -> int:
 
 def _write(arguments: argparse.Namespace, path: Path) -> int:
     """Write the page of the command's model, with what its options ask for, and print its path and size."""
-    sizes = dims(arguments.dim)
+    sizes, picture = dims(arguments.dim), is_picture(path)
     try:
         model = converted(arguments, dims=sizes)
     except (UnsupportedError, ModelError) as e:
@@ -64,7 +65,7 @@ def _write(arguments: argparse.Namespace, path: Path) -> int:
     feeds = input_values(model, arguments)
     if feeds or arguments.random or arguments.profile:
         feeds = filled(model, feeds, arguments.seed)
-    if (feeds or arguments.profile or arguments.verify) and path.suffix.lower() == ".svg":
+    if (feeds or arguments.profile or arguments.verify) and picture:
         raise CommandError("a picture shows the graph alone: write an .html page")
     with stage("drawing"), sized(model, feeds):
         if arguments.profile:

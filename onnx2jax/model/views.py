@@ -277,7 +277,8 @@ class Views(Parameters):
         specification. Models on a mesh are coloured by sharding.
 
         Args:
-            path: the file, replaced if it exists; ``.svg`` for a picture, without what the other arguments add.
+            path: the file, replaced if it exists: ``.html``, or ``.svg`` for a picture, without what the other
+                arguments add.
             inputs: arrays by name, or the only input's: the page shows what nodes compute for them, by range, mean,
                 share of zeros, NaN and a small image. All outputs of nodes of the main graph are materialised.
             dims: extents of dimension variables for FLOPs and bytes, 1 when left out.
@@ -288,7 +289,7 @@ class Views(Parameters):
             The path.
 
         Raises:
-            InputError: ``inputs`` or ``dims`` do not match the model.
+            InputError: ``inputs`` or ``dims`` do not match the model, or the name of the file ends otherwise.
 
         >>> import onnx2jax, tempfile
         >>> model = onnx2jax.convert(onnx2jax.demo_model())
@@ -297,15 +298,12 @@ class Views(Parameters):
         1
         """
         from ..proto import atomic
-        from .reports.drawing import svg
+        from .reports.drawing import is_picture, svg
         from .reports.facts import facts
         from .reports.page import page
 
         path = Path(path)
-        if path.suffix.lower() == ".svg":
-            text = svg(self.graph)
-        else:
-            text = page(self, facts(self, inputs, dims, profile, verification))
+        text = svg(self.graph) if is_picture(path) else page(self, facts(self, inputs, dims, profile, verification))
         with atomic.replacing(path) as file:
             file.write(text.encode())
         return path

@@ -9,10 +9,12 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from ...errors import InputValueError
 from ...ir.graph import Graph, Node
 from ...proto.types import TensorType
 from .outline import Item, Outline, folded, known_inside, named_graphs
@@ -28,6 +30,19 @@ MOST_BLOCKS: Final = 120
 """A picture is the most detailed with at most this many blocks."""
 MOST_LETTERS: Final = 34
 """Letters of a block's title and label."""
+
+
+def is_picture(path: Path) -> bool:
+    """Whether the file is to be an SVG picture rather than an HTML page.
+
+    Raises:
+        InputValueError: its name ends otherwise.
+    """
+    if (suffix := path.suffix.lower()) not in ("", ".html", ".htm", ".svg"):
+        raise InputValueError(
+            f"{path} would be a {suffix} file; the graph is written as a page (.html) or a picture (.svg)"
+        )
+    return suffix == ".svg"
 
 
 @dataclass

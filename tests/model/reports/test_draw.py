@@ -165,6 +165,12 @@ def test_the_command_view_opens_a_page(
     assert '"picture"' in page.read_text()
     assert cli.main(["draw", str(tmp_path / "m.onnx"), str(tmp_path / "x.svg"), "--random"]) == 2
     assert "a picture shows the graph alone" in capsys.readouterr().err
+    for command in (["draw", "m.onnx", "x.pdf"], ["view", "m.onnx", "--page", "x.pdf"]):
+        assert cli.main([str(tmp_path / a) if "." in a else a for a in command])
+        assert "x.pdf would be a .pdf file; the graph is written as a page (.html) or a picture (.svg)" in (
+            capsys.readouterr().err
+        )
+    assert not (tmp_path / "x.pdf").exists()
 
 
 def test_a_notebook_shows_a_card_and_the_page() -> None:
