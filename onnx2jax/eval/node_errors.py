@@ -41,7 +41,7 @@ def node_error(e: Exception, node: Node, values: Sequence[Any], on_host: bool) -
         named = filter(None, node.inputs)
         if operator is not None and operator.relative:  # of these the values are needed, not of the data
             named = filter(None, (n for i, n in enumerate(node.inputs) if operator.parameter(i) in operator.relative))
-        return KnownValueError(f"{node}: {e}{_bound(node)}", tuple(named), node)
+        return KnownValueError(f"{node}: {e}{bound_fix(node)}", tuple(named), node)
     if isinstance(e, OnnxError):
         if isinstance(node.target, Function) or node.graphs or node.differentiates:
             e.add_note(f"inside {node}")
@@ -170,15 +170,15 @@ def needs_known(node: Node, parameter: str, names: Sequence[str]) -> KnownValueE
         f"{node}: {parameter} (value {' or '.join(map(repr, names))}) must be known before compiling, because a "
         "shape or the course of the computation depends on it, but it is traced.\n"
         "Call the model itself (model(x) or model.run(...)), which finds such values by itself; or pin the input it "
-        f"comes from: convert(..., static={{'input name': value}}){_bound(node)}",
+        f"comes from: convert(..., static={{'input name': value}}){bound_fix(node)}",
         names,
         node,
     )
 
 
-def _bound(node: Node) -> str:
-    """The fix for nodes whose results can be padded."""
-    if node.domain or resolve(PADDED, node.op_type, 1) is None:
+def bound_fix(node: Node) -> str:
+    """The fix for nodes whose results can be padded, and are not."""
+    if node.domain or (padded := resolve(PADDED, node.op_type, 1)) is None or node.target is padded:
         return ""
     return f"; or bound the result: convert(..., max_size={{{node.name!r}: n}})"
 

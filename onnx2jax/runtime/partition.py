@@ -290,8 +290,10 @@ class StagedProgram:
             results = self._evaluated(self._whole, values, params, constants, rng, x32).outputs
         except NeedsHost as cut:
             if isinstance(cut.__cause__, KnownValueError):
-                found = analysis.sources(self.graph.nodes, cut.__cause__.values) & {v.name for v in self.graph.inputs}
-                cut.__cause__.add_note(f"it is computed from: {', '.join(map(repr, sorted(found))) or 'no input'}")
+                sources = analysis.sources(self.graph.nodes, cut.__cause__.values)
+                found = sorted(sources & {v.name for v in self.graph.inputs})
+                static = f": convert(..., static={{{', '.join(f'{n!r}: value' for n in found)}}})" if found else ""
+                cut.__cause__.add_note(f"it is computed from: {', '.join(map(repr, found)) or 'no input'}{static}")
                 raise cut.__cause__ from None
             names = [v.name for v in self.graph.inputs if not is_jax(values.get(v.name))]
             what = "strings" if "strings" in cut.reason else "its value"

@@ -22,7 +22,8 @@ from ..errors import (
     TrainingFormError,
     nearest,
 )
-from ..ir.graph import Graph
+from ..eval.node_errors import bound_fix
+from ..ir.graph import Graph, Node
 from ..model.caches import Caches
 from ..model.model import Model
 from ..proto.mapped import load
@@ -172,11 +173,11 @@ def checked_loss(result: Any) -> tuple[Any, Metrics]:
 def explained(error: KnownValueError) -> KnownValueError:
     """The error of a model that cannot be one program, with ways to fix it."""
     what, node = str(error).split(chr(10))[0], error.node
+    bound = bound_fix(node) if isinstance(node, Node) else ""
     return KnownValueError(
         f"{what}\nA training step is one program, so the graph cannot be partitioned here. Specialise on the input "
-        "that determines the value: convert(..., static={'input name': value}); bound the size of the node's result: "
-        f"convert(..., max_size={{{getattr(node, 'name', 'node')!r}: n}}); or omit outputs that the loss does not "
-        "need: finetune(..., outputs=['output name'])",
+        f"that determines the value: convert(..., static={{'input name': value}}){bound}; or omit outputs that the "
+        "loss does not need: finetune(..., outputs=['output name'])",
         error.values,
         node,
     )

@@ -134,7 +134,7 @@ def test_a_transformation_of_a_partitioned_model_raises_with_the_fix() -> None:
         KnownValueError, match=r"(?s)'nms' \(NonMax.*known before.*static=.*max_size={'nms': n}"
     ) as caught:
         jax.jit(m.apply)(m.params, np.zeros((1, 3, 8, 8), np.float32))
-    assert "it is computed from: 'x'" in caught.value.__notes__
+    assert "it is computed from: 'x': convert(..., static={'x': value})" in caught.value.__notes__
 
 
 def test_string_nodes_run_on_the_host_next_to_a_compiled_network() -> None:
@@ -323,6 +323,13 @@ def test_max_size_of_a_detector_under_jit_and_vmap() -> None:
     assert boxes.shape[2] == 12
     for image, found, count in zip(images, boxes, counts, strict=True):
         np.testing.assert_allclose(found[:, : int(count)], plain(image), rtol=1e-5, atol=1e-6)
+    proto.graph.input.append(value("count", np.int64, []))
+    next(n for n in proto.graph.node if n.name == "nms").input[2] = "count"
+    m = onnx2jax.convert(proto, max_size={"nms": 12})
+    with pytest.raises(KnownValueError, match="max_output_boxes_per_class") as caught:
+        jax.jit(m.apply)(m.params, images[0], np.array(3))
+    assert "max_size" not in str(caught.value)  # it is given
+    assert "it is computed from: 'count': convert(..., static={'count': value})" in caught.value.__notes__
     with pytest.raises(TypeError, match=r"can take a size are \['nms'\]"):
         onnx2jax.convert(proto, max_size={"conv": 3})
 
