@@ -100,6 +100,7 @@ def convert(
             declared float64, and inputs may be given in narrower types. A Cast to one of the three rounds nothing,
             and random numbers are drawn in float64. Your own ``jit`` and ``grad`` belong inside
             ``jax.enable_x64(True)``, as for a float64 file: outside, JAX casts their arguments to float32.
+            "float32": as None, for files without float16 and bfloat16; with them it is an error.
         float32: names of nodes, or patterns such as ``"encoder/norm*"``, that stay in float32 under ``dtype``, with
             their weights: those where a verification shows that rounding costs too much.
         outputs: "declared" returns outputs in the file's types, float32 without a last rounding; "compute" returns

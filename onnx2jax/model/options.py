@@ -124,8 +124,10 @@ class Options(Devices):
 
             imported = with_weights(imported, self.weights)
         if self._narrows:
-            from .changes.dtype import with_dtype
+            from .changes.dtype import check_float32, with_dtype
 
+            if self.dtype is not None and self.compute_dtype is None:
+                check_float32(imported.graph)
             imported = with_dtype(imported, self.compute_dtype, self.outputs == "compute", names_list(self.float32))
         return imported
 

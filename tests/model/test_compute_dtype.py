@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 
 import onnx2jax
 from benchmarks.accuracy import accuracy
-from onnx2jax.errors import InputNameError, InputTypeError, UnsupportedError
+from onnx2jax.errors import InputNameError, InputTypeError, InputValueError, UnsupportedError
 from onnx2jax.ir.precision import narrow_parameters, narrowed
 from onnx2jax.model.model import Model
 from tests.support.helpers import mesh
@@ -614,6 +614,18 @@ def test_other_types_are_refused(options: dict[str, Any], match: str) -> None:
 
 def test_float32_is_the_file_as_it_is() -> None:
     assert onnx2jax.convert(mlp(), dtype="float32").settings.dtype is None
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("g (float16[2] x) => (float16[2] y) { y = Neg(x) }", "'x' in float16"),
+        ("g (float[2] x) => (float[2] y) { h = Cast<to = 16>(x) i = Neg(h) y = Cast<to = 1>(i) }", "'h' in bfloat16"),
+    ],
+)
+def test_float32_does_not_widen(text: str, says: str) -> None:
+    with pytest.raises(InputValueError, match=rf"computes {says}.*dtype='float64'"):
+        onnx2jax.convert(text_model(text), dtype="float32")
 
 
 def test_graphs_that_differentiate_are_refused() -> None:

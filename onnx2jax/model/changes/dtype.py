@@ -9,11 +9,13 @@ from typing import Any, Final
 import jax.numpy as jnp
 import numpy as np
 
-from ...errors import InputNameError, InputTypeError, did_you_mean
+from ...errors import InputNameError, InputTypeError, InputValueError, did_you_mean
 from ...ir.casts import DOUBLE
 from ...ir.graph import Graph, Imported
 from ...ir.precision import computed_in, pinned
+from ...ir.widening import TYPES
 from ...ops.arrays import HALF
+from ...proto.dtypes import to_code
 from ...proto.types import TensorType, ValueInfo
 from .parts import by_pattern
 
@@ -38,6 +40,26 @@ def compute_dtype(dtype: Any, outputs: str) -> np.dtype | None:
     if found not in HALF and found != DOUBLE:
         raise InputTypeError(f"dtype is {dtype!r}; a model computes in 'bfloat16', 'float16', 'float32' or 'float64'")
     return found
+
+
+def check_float32(graph: Graph) -> None:
+    """Check that dtype="float32", which leaves a file as it is, is true of it.
+
+    Raises:
+        InputValueError: the file has values of float16 or bfloat16.
+    """
+    codes = {to_code(dtype): dtype for dtype in HALF}
+    for inner in graph.walk():
+        narrow = {v.name: v.type.dtype for v in (*inner.inputs, *inner.outputs) if isinstance(v.type, TensorType)}
+        narrow |= {n: v.dtype for n, v in inner.initializers.items()}
+        for node in inner.nodes:
+            named = [codes[c] for n, c in node.attributes.items() if n in TYPES and isinstance(c, int) and c in codes]
+            narrow |= dict.fromkeys(node.outputs[:1], named[0]) if named else {}
+        if found := next((n for n, dtype in narrow.items() if dtype in HALF), None):
+            raise InputValueError(
+                f"dtype is 'float32', but the file computes {found!r} in {narrow[found]}, which is widened to float64 "
+                "alone: dtype='float64', or leave out dtype= for the types of the file"
+            )
 
 
 def with_dtype(imported: Imported, dtype: np.dtype | None, outputs: bool, float32: Sequence[str]) -> Imported:
