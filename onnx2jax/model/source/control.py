@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from ...eval.interpreter import FunctionCall
+from ...ir.analysis import sources
 from ...ir.graph import Graph, Node
 from .calls import unsupported
 from .code import EXTENT, FUNCTION, PARAM, Block, mark, references
@@ -69,6 +70,8 @@ def if_(scope: Scope, node: Node) -> Sequence[Value]:
         return scope.define(node, f"{then}() if {_array(scope, condition)} else {other}()", types, blocks)
     if any(None not in (a.rank, b.rank) and a.rank != b.rank for a, b in zip(*branches, strict=True)):
         raise unsupported(node, "its branches return values of different rank; give its condition to convert(static=)")
+    origins = sources(scope.graph.nodes, node.inputs[:1]) if scope.graph.path == "" else set()
+    scope.emitter.conditional[node.name] = [v.name for v in scope.graph.inputs if v.name in origins]
     return scope.define(node, f"lax.cond({_scalar(scope, condition)}, {then}, {other})", types, blocks)
 
 

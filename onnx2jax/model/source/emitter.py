@@ -56,6 +56,7 @@ class Emitter:
         attributes: attributes that are, by the name of their node.
         functions: functions at the top of the module, each a Block.
         draws: whether random numbers are drawn.
+        conditional: the inputs that decide each If of which both branches are written, by the name of the node.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Emitter:
         self.attributes: dict[str, dict[str, Any]] = {}
         self.functions: list[Block] = []
         self.draws = False
+        self.conditional: dict[str, list[str]] = {}
         self.sizes: dict[str, int] = {}
         """Sample extents of the symbols."""
         self._refs: dict[str, int] = {}

@@ -153,13 +153,18 @@ def table(tables: Mapping[str, Sequence[str]]) -> list[str]:
     return [*lines, "}", '"""Parameters by layer."""']
 
 
+def plain(name: str) -> str:
+    """A name of the file for a docstring: at most 60 characters, none of which could end it."""
+    return re.sub(r"[^\w .:/-]", "", name)[:60].strip(" .")
+
+
 def title(name: str) -> str:
     """What a graph is called; "The network" where exporters give one name to all.
 
     >>> title("torch-jit-export"), title("digits")
     ('The network', "The network 'digits'")
     """
-    name = re.sub(r"[^\w .:/-]", "", name)[:60].strip(" .")
+    name = plain(name)
     generic = not name or re.fullmatch(r"(torch|main|tf2onnx|onnx)?[-_.:]?(jit|graph|model|export)?(-export)?", name)
     return "The network" if generic else f"The network {name!r}"
 

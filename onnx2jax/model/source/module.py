@@ -25,7 +25,7 @@ from ..spec import Spec
 from .code import EXTENT, FUNCTION, Block, layout, live, mark, references
 from .control import FORMS
 from .emitter import Emitter, Scope
-from .head import SAFETENSORS, Head, table, title
+from .head import SAFETENSORS, Head, plain, table, title
 from .layers import Loop, rolled
 from .names import dimension, distinct, identifier
 from .render import FIXED, Renderer, tidy
@@ -257,7 +257,9 @@ class _ModuleWriter:
         return lines
 
     def _docstring(self, several: bool) -> list[str]:
-        lines = ['"""Apply the network.', "", "Args:"]
+        lines = ['"""Apply the network.', ""]
+        lines += self._conditional()
+        lines += ["Args:"]
         lines += ["    params: by ONNX name, as `load_params` returns them."]
         for argument, value in zip(self.arguments, self.inputs, strict=True):
             default = "; the file's value when left out" if value.name in self.spec.optional else ""
@@ -270,6 +272,19 @@ class _ModuleWriter:
         else:
             lines.append(f"    {self._described(self.spec.outputs[0])}.")
         return [*lines, '"""']
+
+    def _conditional(self) -> list[str]:
+        """What the docstring says of Ifs whose branches are both traced."""
+        if not (found := self.emitter.conditional):
+            return []
+        (name, *others), inputs = found, dict.fromkeys(n for names in found.values() for n in names)
+        static = ", ".join(f"'{plain(n)}': value" for n in inputs)
+        return [
+            f"JAX traces both branches of If '{plain(name)}'{f' and {len(others)} more' if others else ''}.",
+            "Where one does not support the shapes of a call, fix the condition before writing the source:",
+            f"convert(..., static={{{static if 0 < len(static) <= 80 else '...'}}}).",
+            "",
+        ]
 
     def _described(self, value: ValueInfo) -> str:
         kind = value.type

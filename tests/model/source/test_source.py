@@ -113,7 +113,13 @@ CASES = {
         <then_branch = t () => (float[n] a) { a = Mul(x, w) },
          else_branch = e () => (float[n] b) { r = Relu(x) b = Neg(r) }> }""",
         (normal(3), np.array(True)),
-        ("lax.cond(c, then_branch, else_branch)", "def then_branch():", "        r = nn.relu(x)"),
+        (
+            "lax.cond(c, then_branch, else_branch)",
+            "def then_branch():",
+            "        r = nn.relu(x)",
+            "JAX traces both branches of If 'y'.",
+            "convert(..., static={'c': value}).",
+        ),
         weights={"w": normal(3)},
     ),
     "a known condition": Case(
@@ -122,7 +128,7 @@ CASES = {
         <then_branch = t () => (float[n] a) { a = Exp(x) }, else_branch = e () => (float[n] b) { b = Log(x) }> }""",
         (normal(3),),
         ("y = jnp.exp(x)",),
-        ("log", "cond", "in_64_bits"),
+        ("log", "cond", "in_64_bits", "both branches"),
     ),
     "a counted loop": Case(
         """counted (float[2] x) => (float[2] y, float[k, 2] rows) {
