@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import InputShapeError, LossError
+from ..errors import InputShapeError, InputValueError, LossError
 from ..model.caches import Caches
 from ..model.model import Model
 from ..proto.types import TensorType, ValueInfo
@@ -97,6 +97,31 @@ def _targets(batch: Mapping[str, Any]) -> tuple[Any, Any]:
         real = jnp.asarray(mask)[:, mask.shape[1] - tokens :] != 0
         counts &= real[:, :-1] & real[:, 1:]
     return labels, counts
+
+
+def check_targets(outputs: Sequence[ValueInfo], batch: Mapping[str, Any]) -> None:
+    """Check that the labels of a batch that count, where they are NumPy arrays, are in the vocabulary of the logits.
+
+    Raises:
+        InputValueError: one is not: the loss would be NaN.
+    """
+    shape = next((v.shape for v in outputs if v.name == "logits" or len(outputs) == 1), None)
+    name = "labels" if "labels" in batch else "input_ids"
+    labels, mask = batch.get(name), batch.get("attention_mask")
+    if not shape or not isinstance(shape[-1], int) or not isinstance(labels, np.ndarray) or labels.ndim != 2:
+        return
+    counts = labels != IGNORED
+    if mask is not None:
+        if not isinstance(mask, np.ndarray) or mask.shape != labels.shape:
+            return
+        counts &= mask != 0
+    if name == "labels":
+        counts[:, :1] = False  # predicted from nothing
+    labels = labels[counts]
+    if labels.size and not 0 <= labels.min() <= labels.max() < shape[-1]:
+        raise InputValueError(
+            f"{name!r} has tokens from {labels.min()} to {labels.max()}; tokens are 0 to {shape[-1] - 1}"
+        )
 
 
 def derived_inputs(decoder: Caches, batch: Mapping[str, Any]) -> set[str]:

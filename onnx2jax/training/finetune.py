@@ -29,6 +29,7 @@ from ..sharding.stages import Staged
 from . import lora as low_rank
 from . import loss_scale
 from .checkpoint import load_checkpoint, save_checkpoint
+from .decoders import check_targets, next_token_loss
 from .engine import CompiledStep, TrainingEngine, check_not_donated, summary
 from .finetune_arguments import Metrics, as_loss, check_options, checked_batch, master_dtype, select_trainable
 from .form import select_outputs, stored_in, training_form
@@ -267,7 +268,8 @@ class FineTuning(TrainingEngine):
             that the gradients overflowed: the step changed nothing but the scale.
 
         Raises:
-            InputError: the batch does not fit the model, or the state was donated to an earlier step.
+            InputError: the batch does not fit the model, or the state was donated to an earlier step; with the loss
+                "next_token", a label in a NumPy array is outside the vocabulary.
             LossError: the loss is not a floating-point scalar.
             KnownValueError: the model cannot be compiled as one program.
         """
@@ -373,7 +375,10 @@ class FineTuning(TrainingEngine):
         return self._describe(self._model.graph.name, rows)
 
     def _bind(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        return self._put_batch(checked_batch(self._model, self._objective.decoder, batch))
+        arrays = checked_batch(self._model, self._objective.decoder, batch)
+        if self._loss is next_token_loss:
+            check_targets(self._form.plain.outputs, arrays)
+        return self._put_batch(arrays)
 
     def _train_step(
         self, state: FineTuningState, frozen: dict[str, Any], batch: dict[str, Any]

@@ -13,8 +13,16 @@ import pytest
 from onnx import helper
 
 import onnx2jax
-from onnx2jax.errors import InputNameError, InputShapeError, InputTypeError, LossError, UnsupportedError
+from onnx2jax.errors import (
+    InputNameError,
+    InputShapeError,
+    InputTypeError,
+    InputValueError,
+    LossError,
+    UnsupportedError,
+)
 from onnx2jax.training import next_token_loss
+from onnx2jax.training.decoders import check_targets
 from tests.support.models import mlp, model, value
 from tests.support.tiers import extended
 from tests.support.training import trained
@@ -142,6 +150,17 @@ def test_labels_outside_the_vocabulary(label: int, loss: float) -> None:
     """All labels ignored give zero, and an invalid one NaN."""
     labels = np.where((IDS[0, 1] == IDS) | (label == -100), label, IDS)
     np.testing.assert_equal(float(jax.jit(next_token_loss)(LOGITS, {"labels": labels})), loss)
+
+
+def test_a_step_rejects_tokens_outside_the_vocabulary() -> None:
+    """Before it compiles; a position that is masked or ignored may hold any."""
+    tuned = tuning()
+    state, outside = tuned.init(), np.where(MASK, IDS, 999)
+    for batch in ({"input_ids": outside}, {"input_ids": IDS, "labels": outside, "attention_mask": MASK | 1}):
+        with pytest.raises(InputValueError, match=rf"to 999; tokens are 0 to {VOCABULARY - 1}"):
+            tuned.step(state, batch)
+    for batch in ({"input_ids": outside, "attention_mask": MASK}, {"labels": np.where(MASK, IDS, -100)}):
+        check_targets(tuned._form.plain.outputs, batch)
 
 
 @pytest.mark.parametrize(
