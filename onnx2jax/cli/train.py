@@ -133,7 +133,7 @@ def _fine_tuning(file: Any, data: Mapping[str, Any], arguments: argparse.Namespa
     optax = compat.optional("optax", "train")
     model = convert(file, **computing(arguments))
     output = arguments.of or model.outputs[0].name
-    if output not in model.graph.defines:
+    if output not in {*model.graph.producers, *(v.name for v in model.outputs)}:
         raise CommandError(f"the model has no output {output!r}; it has {[v.name for v in model.outputs]}")
     loss = _loss(arguments, data, model, output, optax)
     if arguments.loss == "cross_entropy" and (logits := _logits(model.graph, output)) != output:

@@ -342,10 +342,9 @@ def _in_compute_dtype(operator: Operator, dtype: Any, *values: Any, **named: Any
 
 def select_outputs(graph: Graph, outputs: str | Sequence[str]) -> Graph:
     """The graph with only these outputs, or inner values, and the nodes that they need."""
-    outputs = names_list(outputs)
-    if unknown := sorted(set(outputs) - graph.defines):
-        names = [v.name for v in graph.outputs]
-        near = did_you_mean(unknown, graph.defines)
+    outputs, names = names_list(outputs), [v.name for v in graph.outputs]
+    if unknown := sorted(set(outputs).difference(graph.producers, names)):
+        near = did_you_mean(unknown, {*graph.producers, *names})
         raise InputNameError(f"outputs has {unknown}; the model's outputs are {names}{near}")
     declared = {**graph.value_info, **{v.name: v for v in graph.outputs}}
     nodes = tuple(ancestors(graph.nodes, outputs))
