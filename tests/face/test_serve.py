@@ -170,7 +170,7 @@ def test_outputs_that_json_cannot_hold_are_422(server: Server) -> None:
     answers = server.send({"image": [[[float("nan")] * 8] * 8]}, request(1))
     server.gate.set()
     (status, body), right = (answer.result(60) for answer in answers)
-    assert (status, body["detail"]) == (422, "output 'logits' has values that are not finite for this sample")
+    assert (status, body["detail"]) == (422, "output 'logits' is not finite for this sample")
     assert first.result(60)[0] == right[0] == 200 and server.batches[-1] == 2
 
 
