@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...errors import BucketError, InputTypeError, OnnxError, OperatorError
+from ...errors import BucketError, InputShapeError, InputTypeError, OnnxError, OperatorError
 from ...eval.inferred import inferred_types
 from ...eval.values import to_host
 from ...ir.graph import Graph, Node
@@ -41,7 +41,8 @@ def checked_buckets(inputs: Sequence[ValueInfo], bucket: Mapping[str, Sequence[i
 def with_names(graph: Graph, bucket: Mapping[str, Sequence[int]]) -> Graph:
     """The graph with names for the free dimensions without one that are padded: outputs are sliced by these names.
 
-    Which output has the dimension is inferred, as the file cannot say.
+    Which output has the dimension is inferred, as the file cannot say. Those of several inputs that have equal sizes on
+    one axis count as equal, which ``pad`` checks: a batch, say.
     """
     named = named_dims(graph.inputs)
     new = bucket.keys() & (set(variables(named)) - set(variables(graph.inputs)))
@@ -55,7 +56,10 @@ def with_names(graph: Graph, bucket: Mapping[str, Sequence[int]]) -> Graph:
         shape = tuple(n if n in new and not isinstance(d, int) else d for n, d in zip(found, own, strict=True))
         return replace(value, type=replace(value.type, shape=shape)) if new & {*shape} else value
 
-    shapes = {n: t.shape for n, t in inferred_types(replace(graph, inputs=named)).items()}
+    first: dict[Any, str] = {}
+    same = {n: first.setdefault((i, str(bucket[n])), n) for v in named for i, n in enumerate(v.shape or ()) if n in new}
+    equal = tuple(v.reshaped([same.get(str(d), d) for d in v.shape or ()]) for v in named)
+    shapes = {n: t.shape for n, t in inferred_types(replace(graph, inputs=equal)).items()}
     return replace(
         graph,
         inputs=tuple(declared(v, n.shape) for v, n in zip(graph.inputs, named, strict=True)),
@@ -69,18 +73,31 @@ def pad(
     """Inputs zero-padded (strings: empty) to the next size of their bucket, and original extents by variable.
 
     An extent beyond the largest size is not padded; if an input is traced, none is.
+
+    Raises:
+        InputShapeError: dimensions without a name in the file that have equal sizes on one axis differ.
     """
     if is_traced(values):
         return values, {}
     extents: dict[str, int] = {}
     padded = dict(values)
+    first: dict[tuple[int, tuple[int, ...]], tuple[str, int]] = {}
     for declared in inputs:
         shape = declared.shape or ()
         if not bucket.keys() & set(shape):
             continue
         array = np.asarray(to_host(values[declared.name]))
         widths = []
-        for name, have in zip(shape, array.shape, strict=True):
+        for axis, (name, have) in enumerate(zip(shape, array.shape, strict=True)):
+            if (
+                isinstance(name, str) and name in bucket and name.rstrip("_") == f"{declared.name}_{axis}".rstrip("_")
+            ):  # from named_dims
+                other, extent = first.setdefault((axis, tuple(bucket[name])), (name, have))
+                if have != extent:
+                    raise InputShapeError(
+                        f"bucket= has equal sizes for {other!r} and {name!r}, whose extents are {extent} and {have}: "
+                        "give other sizes to dimensions that may differ"
+                    )
             want = next((n for n in bucket.get(name, ()) if n >= have), have) if isinstance(name, str) else have
             widths.append((0, want - have))
             if want != have:

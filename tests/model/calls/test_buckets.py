@@ -10,7 +10,7 @@ import pytest
 from onnx import helper
 
 import onnx2jax
-from onnx2jax.errors import BucketError, InputTypeError, RecompilationWarning
+from onnx2jax.errors import BucketError, InputShapeError, InputTypeError, RecompilationWarning
 from onnx2jax.model.calls import buckets
 from tests.support.models import model, value
 
@@ -156,6 +156,16 @@ def test_a_dimension_without_a_name_is_padded() -> None:
     np.testing.assert_array_equal(z, x.T)
     with pytest.raises(InputTypeError, match=r"bucket has 'x_0': 8; it takes a list of sizes, \{'x_0': \[64, 128\]\}"):
         m.with_options(bucket={"x_0": 8})
+
+
+def test_dimensions_without_a_name_and_with_equal_sizes_are_equal() -> None:
+    proto = model(
+        [node("Add", "x m")], [value("x", F, [None, 4]), value("m", F, [None, 1])], [value("y", F, [None, 4])], {}
+    )
+    m = onnx2jax.convert(proto, bucket={"x_0": [4], "m_0": [4]})
+    assert m(real(3, 4), real(3, 1)).shape == (3, 4)
+    with pytest.raises(InputShapeError, match="equal sizes for 'x_0' and 'm_0', whose extents are 3 and 2"):
+        m(real(3, 4), real(2, 1))  # which both are padded to 4
 
 
 def test_constant_inputs_do_not_verify_padding() -> None:
