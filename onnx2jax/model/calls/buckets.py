@@ -89,9 +89,7 @@ def pad(
         array = np.asarray(to_host(values[declared.name]))
         widths = []
         for axis, (name, have) in enumerate(zip(shape, array.shape, strict=True)):
-            if (
-                isinstance(name, str) and name in bucket and name.rstrip("_") == f"{declared.name}_{axis}".rstrip("_")
-            ):  # from named_dims
+            if isinstance(name, str) and name in bucket and _is_unnamed(declared, axis):
                 other, extent = first.setdefault((axis, tuple(bucket[name])), (name, have))
                 if have != extent:
                     raise InputShapeError(
@@ -105,6 +103,11 @@ def pad(
         nothing = "" if array.dtype == object else 0
         padded[declared.name] = np.pad(array, widths, constant_values=nothing)
     return padded, extents
+
+
+def _is_unnamed(value: ValueInfo, axis: int) -> bool:
+    """Whether a dimension has the name that ``named_dims`` gives, rather than one of the file."""
+    return str((value.shape or ())[axis]).rstrip("_") == f"{value.name}_{axis}".rstrip("_")
 
 
 @contextmanager
