@@ -148,6 +148,12 @@ def test_errors_are_one_clean_message(
     assert "extents of 1" not in err
 
 
+def test_check_of_a_cut_off_file_ends_its_question(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "short.onnx").write_bytes(Path(MODEL).read_bytes()[:9999])
+    status, out, _ = command("check", str(tmp_path / "short.onnx"))
+    assert status == 1 and "was the copy complete? Pass a file" in out
+
+
 def test_an_input_without_a_shape_cannot_be_random(command: Command, tmp_path: Path) -> None:
     path = saved(tmp_path / "m.onnx", [helper.make_node("Identity", ["x"], ["y"])], None)
     status, _, err = command("run", path, "--random")

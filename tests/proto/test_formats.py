@@ -120,6 +120,7 @@ def test_paths_that_lead_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "file:///tmp/m.onnx": "pass the path, '/tmp/m.onnx'",
         "~/m.onnx": r"pass os\.path\.expanduser\('~/m\.onnx'\)",
         "modle.onnx": r"did you mean 'model\.onnx'",
+        "nothere.onnx": r"directory: 'nothere\.onnx'",  # not model.onnx
         "gpt2": "nothing is downloaded: .* hf download gpt2",
         "openai-community/gpt2": "optimum-cli export onnx --model openai-community/gpt2",
         "folder/m.onnx": "No such file or directory: 'folder/m.onnx'",
