@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...errors import BucketError, InputShapeError, InputTypeError, OnnxError, OperatorError
-from ...eval.inferred import inferred_types
 from ...eval.values import to_host
 from ...ir.graph import Graph, Node
 from ...ops.arrays import is_traced
@@ -48,6 +47,7 @@ def with_names(graph: Graph, bucket: Mapping[str, Sequence[int]]) -> Graph:
     new = bucket.keys() & (set(variables(named)) - set(variables(graph.inputs)))
     if not new:
         return graph
+    from ...eval.inferred import inferred_types
 
     def declared(value: ValueInfo, found: Sequence[Any] | None) -> ValueInfo:
         own = value.shape if value.shape is not None or found is None else [None] * len(found)
