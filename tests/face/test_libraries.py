@@ -248,6 +248,7 @@ def energy(model: onnx2jax.Model) -> Any:
     return 0.5 * sum(jnp.sum(v**2) for v in jax.tree.leaves(model)) + loss(model) / 0.02
 
 
+@pytest.mark.extended  # 75 programs; blackjax samples with the same model below
 def test_numpyro_samples_models(model: onnx2jax.Model) -> None:
     infer = pytest.importorskip("numpyro.infer", reason="needs numpyro")
     sampler = infer.MCMC(
