@@ -133,6 +133,7 @@ def test_optax_trains_a_model(model: onnx2jax.Model) -> None:
     np.testing.assert_allclose(trained(X), trained.run(None, {"x": X})[0], rtol=1e-5)
 
 
+@pytest.mark.extended  # 35 programs; the other test trains
 def test_optax_masks_and_labels(model: onnx2jax.Model, slopes: onnx2jax.Model) -> None:
     mask = jax.tree_util.tree_map_with_path(is_weight, model)
     labels = jax.tree.map(lambda chosen: "train" if chosen else "freeze", mask)
