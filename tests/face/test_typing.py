@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -35,7 +36,10 @@ def pyright(*arguments: str | Path) -> Any:
     """Its report. A process of its own: it is a program of Node.js."""
     pytest.importorskip("pyright", reason="needs pyright")
     command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson", *arguments]
-    return json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout)
+    # It looks for packages in paths, not in editable installations.
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    return json.loads(done.stdout)
 
 
 def test_pyright_accepts_the_typed_program_and_finds_typos(tmp_path: Path) -> None:
