@@ -26,6 +26,8 @@ from .processes import gathered_texts as gathered_texts
 from .processes import noticeboard as noticeboard
 from .processes import spread as spread
 from .programs import annotation as annotation
+from .programs import calls_process as calls_process
+from .programs import cores as cores
 from .programs import cost_analysis as cost_analysis
 from .programs import devices_of as devices_of
 from .programs import dump_compiled as dump_compiled

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import platform
 import sys
 import tempfile
@@ -126,6 +127,11 @@ _DECISIVE: Final = (
 """Arguments of compilation that the module does not show, weak types among them."""
 
 
+def calls_process(text: str) -> bool:
+    """Whether a lowered program, by its text, calls Python or oneDNN, which no other process can load."""
+    return "callback" in text or "onednn" in text
+
+
 def lowered_key(lowered: Any) -> tuple[str, ...] | None:
     """Texts that decide what a lowered function compiles to, its constants included.
 
@@ -140,8 +146,7 @@ def lowered_key(lowered: Any) -> tuple[str, ...] | None:
         decisive = [lowering._compiler_options_kvs, lowering._donated_invars, arguments, *(given[n] for n in _DECISIVE)]
     except (AttributeError, KeyError, TypeError):
         return None
-    text = lowered.as_text()
-    if "callback" in text or "onednn" in text:
+    if calls_process(text := lowered.as_text()):
         return None
     kinds = [(d.id, d.platform, d.device_kind) for d in devices]
     return text, repr(decisive), repr(kinds), devices[0].client.platform_version
@@ -215,6 +220,11 @@ def x86_features() -> frozenset[str]:
     if sys.platform != "linux" or platform.machine() != "x86_64" or not cpu.exists():
         return frozenset()
     return frozenset(cpu.read_text().partition("flags")[2].partition("\n")[0].split()) - {":"}
+
+
+def cores() -> int:
+    """The number of processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def has_int8_kernels() -> bool:

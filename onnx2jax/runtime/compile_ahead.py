@@ -6,13 +6,13 @@ so the next one is traced meanwhile.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import groupby
 from typing import Any
 
+from ..compat import cores
 from ..ir.graph import Graph
 from .compile import Subprogram
 from .cut import body_of
@@ -56,8 +56,3 @@ def row_from(parts: Graph, graph: Graph) -> list[Graph]:
     groups = (list(group) for _, group in groupby(map(body_of, parts.nodes), lambda body: body is None))
     rows = ([body for body in group if body is not None] for group in groups)
     return next((row for row in rows if len(row) > 1 and row[0] is graph), [])
-
-
-def cores() -> int:
-    """The number of processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

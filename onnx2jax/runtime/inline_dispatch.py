@@ -36,13 +36,12 @@ def synchronous(
     device = compat.synchronous_device()
     if device is None or compat.has_narrow_arguments(lowered):
         return None
-    is_new = hasattr(lowered, "compile")
-    kept = store.compiled(lowered) if is_new and store is not None else None
-    compiled = kept.function if kept is not None else lowered.compile() if is_new else lowered
-    code = code if kept is None else kept.code
-    text = lowered.as_text() if is_new else ""
-    if "callback" in text or "onednn" in text:  # into Python, which may wait for this thread; not to be written
-        return None
+    compiled = lowered
+    if hasattr(lowered, "compile"):
+        if compat.calls_process(lowered.as_text()):  # into Python, which may wait for this thread
+            return None
+        kept = None if store is None else store.compiled(lowered)
+        compiled, code = (lowered.compile(), code) if kept is None else kept
     if not is_inline(compiled) or (code := code or compat.dump_compiled(compiled)) is None:
         return None
     return bound(compat.load_compiled(code, device), hoisted)

@@ -238,12 +238,11 @@ def _processor() -> Sequence[str]:
     except OSError:
         lines = []
     fields = ("flags", "Features", "model name")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     machine = [
         platform.system(),
         platform.machine(),
         platform.processor(),
         "" if lines else platform.node(),
-        str(cores),
+        str(compat.cores()),
     ]
     return [*machine, *sorted({line for line in lines if line.startswith(fields)})]

@@ -357,15 +357,7 @@ def test_verify_reads_and_compares_the_numbers_of_the_file() -> None:
     assert not compared("y", ours + 1e-3, theirs, dtype=np.dtype(np.float64)).ok
 
 
-def test_what_cannot_be_computed_in_float64_is_refused() -> None:
-    text = """g (float[4] x) => (float[4] g) {
-        y = Mul(x, x)
-        g = ai.onnx.preview.training.Gradient<xs = ["x"], y = "y">(x)
-    }"""
-    proto = text_model(text)
-    proto.opset_import.append(onnx.helper.make_opsetid("ai.onnx.preview.training", 1))
-    with pytest.raises(UnsupportedError, match="leave out dtype="):
-        double(proto)
+def test_bits_of_16_bit_numbers_are_refused() -> None:
     proto = text_model("g (float16[4] x) => (uint16[4] y) { y = BitCast<to = 4>(x) }")
     proto.opset_import[0].version = 26
     with pytest.raises(UnsupportedError, match="no such bits as float64"):
