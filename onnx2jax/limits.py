@@ -62,6 +62,8 @@ SMALL_GROWTH: Final = 65_536
 SHORT: Final = 100_000_000
 """FLOPs, or bytes read and written, up to which a program runs in the thread of a caller who waits for NumPy arrays
 (1 ms): that saves 40 us a call; loading the program for it takes 12 ms and more."""
+INLINE_CODE: Final = 1 << 20
+"""Bytes of a program's serialized code up to which it is loaded for that: 0.15 ms a kB, where it is no constants."""
 SMALL_PROGRAM: Final = 14
 """Microseconds of NumPy calls up to which a program runs in NumPy, for a caller who wants NumPy arrays: the dispatch
 of a compiled program takes as long."""

@@ -16,7 +16,7 @@ from ..jaxpr import pipeline
 from ..jaxpr.passes.any.hoist_params import SplitProgram
 from ..jaxpr.program import as_function
 from .dispatch import BoundCall
-from .inline_dispatch import bound, is_inline, synchronous
+from .inline_dispatch import bound, is_short, is_small, synchronous
 from .memory import trim_heap
 from .numpy_executor import NumpyProgram, numpy_program, without_warnings
 from .params import DeviceParams
@@ -181,7 +181,7 @@ class Executable:
         if compiled is not None:
             self._use(compiled)
             if write is not None and (code := compat.dump_compiled(compiled)) is not None:
-                write(replace(self.plan, code=code, is_inline=is_inline(compiled)))
+                write(replace(self.plan, code=code, is_inline=is_short(compiled) and is_small(code)))
 
     @property
     def plan(self) -> Kept:

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from .. import compat
-from ..limits import SHORT
+from ..limits import INLINE_CODE, SHORT
 from .program_cache import Store
 
 Synchronous = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
@@ -42,20 +42,25 @@ def synchronous(
             return None
         kept = None if store is None else store.compiled(lowered)
         compiled, code = (lowered.compile(), code) if kept is None else kept
-    if not is_inline(compiled) or (code := code or compat.dump_compiled(compiled)) is None:
+    if not is_short(compiled) or (code := code or compat.dump_compiled(compiled)) is None or not is_small(code):
         return None
     return bound(compat.load_compiled(code, device), hoisted)
 
 
-def is_inline(compiled: Any) -> bool:
+def is_short(compiled: Any) -> bool:
     """Whether a compiled program is short, and can be loaded for calls in their own thread."""
     device = compat.synchronous_device()
     if device is None:
         return False
     cost = compat.cost_analysis(compiled)
-    is_short = max(cost.get("flops", 0), cost.get("bytes accessed", 0)) <= SHORT
+    takes_little = max(cost.get("flops", 0), cost.get("bytes accessed", 0)) <= SHORT
     # A program can be loaded on a device of the same number alone.
-    return is_short and compat.devices_of(compiled) == [device.id]
+    return takes_little and compat.devices_of(compiled) == [device.id]
+
+
+def is_small(code: Any) -> bool:
+    """Whether serialized code is loaded soon enough for what that saves."""
+    return len(code[0]) <= INLINE_CODE
 
 
 def bound(loaded: Any, hoisted: Sequence[Any]) -> Synchronous:
