@@ -231,7 +231,7 @@ class Model(Views, Exports):
 
     def _applied(self, values: dict[str, Any], params: Mapping[str, Any], rng: Any, x32: bool) -> tuple[Any, ...]:
         """The outputs as a function of parameters, checked here, and of checked inputs; the others are the model's."""
-        from ..runtime.dispatch import Constants, snapshot
+        from ..runtime.dispatch import CallContext, Constants, snapshot
         from .runtime import put
 
         checked = {n: snapshot(arguments.as_param(n, v, self._type_of(n, v))) for n, v in params.items()}
@@ -241,7 +241,7 @@ class Model(Views, Exports):
         if self.placement is not None:
             feeds, rng = self.placement.put_inputs(values), self.placement.put_replicated(rng)
         program = self._runtime.program
-        results = program.outputs(feeds, own | given, Constants({}, self.static), rng, given, x32=x32)
+        results = program.outputs(feeds, CallContext(own | given, Constants({}, self.static), rng, given, x32))
         self._runtime.declared.compare(values | dict(self.static), results)
         return results
 

@@ -22,7 +22,7 @@ from ..ir.graph import Graph
 from ..ops.arrays import is_traced
 from ..proto.mapped import LAZY_BYTES, load
 from ..runtime.compile import Outcome
-from ..runtime.dispatch import BoundCall, Callee, Constants, Signature, signature, snapshot
+from ..runtime.dispatch import BoundCall, CallContext, Callee, Constants, Signature, signature, snapshot
 from ..runtime.memory import copied
 from ..runtime.params import DeviceParams
 from ..runtime.partition import StagedProgram
@@ -189,7 +189,7 @@ class Runtime:
         if not all(a is b or f for a, b, f in zip(arguments, values.values(), converted, strict=True)):
             return
         if bound is None and not program.is_single:
-            bound = program.host_call(values, self.params, self.constants, as_numpy=key.as_numpy)
+            bound = program.host_call(values, CallContext(self.params, self.constants, as_numpy=key.as_numpy))
         if bound is not None:
             key = key._replace(callee=self._current(program), device=self.params.device)
             self.params.bound[key] = _from_arguments(bound, list(values), arguments, converted, key.as_numpy)
@@ -210,7 +210,7 @@ class Runtime:
         if placement is not None:
             values, rng = placement.put_inputs(values), placement.put_replicated(rng)
         try:
-            return program(values, self.params, self.constants, rng, x32=x32, as_numpy=as_numpy)
+            return program(values, CallContext(self.params, self.constants, rng, x32=x32, as_numpy=as_numpy))
         except RuntimeError:
             self._check_params()
             raise

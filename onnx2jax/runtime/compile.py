@@ -28,7 +28,7 @@ from ..jaxpr.pipeline import Passes
 from ..limits import LARGEST_CONSTANT
 from ..ops.arrays import is_traced
 from ..proto.immutable import owned
-from .dispatch import BoundCall, Callee, Constants, Signature, signature
+from .dispatch import BoundCall, CallContext, Callee, Constants, Signature, signature
 from .executable import Executable
 from .jitted import Jitted, call_serially, in_auto_axes
 from .params import DeviceParams, device_of, is_cpu
@@ -92,49 +92,35 @@ class Subprogram:
         jitted = jax.jit(trace, static_argnums=0)
         return jitted if foreign else PersistentJit(jitted, Store.of(self.settings.cache_dir), static=1)
 
-    def __call__(
-        self,
-        scope: Mapping[str, Any],
-        fixed: Collection[str],
-        params: Mapping[str, Any],
-        constants: Constants,
-        rng: Any,
-        *,
-        x32: bool = False,
-        as_numpy: bool = False,
-    ) -> Outcome:
+    def __call__(self, scope: Mapping[str, Any], fixed: Collection[str], context: CallContext) -> Outcome:
         """A call of the graph.
 
         Args:
             scope: values by name, of which it takes those that it reads; tracers when the caller transforms the model.
             fixed: the names of those that are known at compile time.
-            params: parameters by Graph.key.
-            constants: values compiled into the program.
-            rng: random key or None.
-            x32: a caller transforms the model in 32-bit mode.
-            as_numpy: results as NumPy arrays where that is faster.
+            context: parameters and the rest of the call.
         """
-        reads = {n: scope[n] for n in self._reads if n in scope}
+        reads, params = {n: scope[n] for n in self._reads if n in scope}, context.params
         caller_traces = False
         while True:  # once more for each set of inputs whose values a node turns out to need
             pinned, rest = self.specialisation.divided(reads, fixed)
-            own = constants.with_inputs(pinned, caller_traces)
-            key, leaves = self._signed(rest, rng, params, own, x32, as_numpy)
+            own = context._replace(constants=context.constants.with_inputs(pinned, caller_traces))
+            key, leaves = self._signed(rest, own)
             bound: BoundCall | None = params.bound.get(key) if key is not None else None  # type: ignore[attr-defined]
             if bound is not None:
                 return self._outcome(bound, leaves, pinned.keys() <= {*fixed})
             self.specialisation.check_types(rest)
-            if self.specialisation.deciding and not is_traced(rest, self._own_params(params), rng):
+            if self.specialisation.deciding and not is_traced(rest, self._own_params(params), context.rng):
                 self.specialisation.check_values(pinned)
             before, start = self.compiles, time.perf_counter()
             try:
                 if key is not None and isinstance(params, DeviceParams):
                     with progress.stage(self._compiling):
-                        bound = self._compile(key, own, params, rest, rng, leaves)
+                        bound = self._compile(key, rest, leaves, own)
                     outcome = self._outcome(bound, leaves, pinned.keys() <= {*fixed})
                     params.bound[key] = bound
                 else:
-                    outcome = self._unpacked(self._run(own, params, rest, rng, x32))
+                    outcome = self._unpacked(self._run(rest, own))
             except KnownValueError as e:
                 sources = self.specialisation.sources(e, rest)
                 if caller_traces or not is_traced([rest[n] for n in sources]):
@@ -146,17 +132,10 @@ class Subprogram:
                 self._count(time.perf_counter() - start, rest, pinned)
             return outcome
 
-    def _signed(
-        self,
-        values: Mapping[str, Any],
-        rng: Any,
-        params: Mapping[str, Any],
-        constants: Constants,
-        x32: bool,
-        as_numpy: bool,
-    ) -> tuple[Signature | None, list[Any]]:
+    def _signed(self, values: Mapping[str, Any], context: CallContext) -> tuple[Signature | None, list[Any]]:
         """The signature of a call and its arrays; None if no optimised program supports the call."""
-        if x32 or not self.settings.optimize or not isinstance(params, DeviceParams):
+        params, constants, rng = context.params, context.constants, context.rng
+        if context.x32 or not self.settings.optimize or not isinstance(params, DeviceParams):
             return None, []
         if params.device is None or compat.checks_values() or not compat.context_mesh().empty:
             return None, []
@@ -167,23 +146,15 @@ class Subprogram:
         own = self, constants
         if own not in params.callees:
             params.callees[own] = Callee(self.graph, self.settings, self._own_params(params.types), constants)
-        return signature(params.callees[own], inputs, leaves, params.device, as_numpy), leaves
+        return signature(params.callees[own], inputs, leaves, params.device, context.as_numpy), leaves
 
-    def _compile(
-        self,
-        key: Signature,
-        constants: Constants,
-        params: DeviceParams,
-        values: Mapping[str, Any],
-        rng: Any,
-        leaves: Any,
-    ) -> BoundCall:
+    def _compile(self, key: Signature, values: Mapping[str, Any], leaves: Any, context: CallContext) -> BoundCall:
         """The optimised program for a signature, bound to parameter values."""
-        shared, as_numpy = key.program, key.as_numpy and rng is None
+        params: Any = context.params
+        shared, as_numpy = key.program, context.as_numpy and context.rng is None
         executable = self.executables.get(shared)
         if executable is None:
-            executable = self._executable(constants, params, values, rng, leaves, as_numpy)
-            self.executables[shared] = executable
+            executable = self.executables[shared] = self._executable(values, leaves, context)
         if isinstance(executable, Executable):
             try:
                 executable.hoisted(params)
@@ -196,20 +167,15 @@ class Subprogram:
             raise
 
     def _executable(
-        self,
-        constants: Constants,
-        params: DeviceParams,
-        values: Mapping[str, Any],
-        rng: Any,
-        leaves: Any,
-        as_numpy: bool,
-        pool: Executor | None = None,
+        self, values: Mapping[str, Any], leaves: Any, context: CallContext, pool: Executor | None = None
     ) -> Executable | Sections:
         """The program for a signature: read from ``cache_dir`` if another process compiled it, or traced now.
 
         With a pool, one of its threads compiles it; otherwise it is compiled here if ``cache_dir`` keeps it.
         """
-        args, jitted = (self._own_params(params.types), dict(values), rng), self._jitted(False)
+        params: Any = context.params
+        constants, rng, jitted = context.constants, context.rng, self._jitted(False)
+        args = self._own_params(params.types), dict(values), rng
         device = device_of((*leaves, *(params[k] for k in list(args[0])[:1])))
         options = Passes("" if device is None else compat.lowering_platform(device), self.settings.skip)
         store = Store.of(self.settings.cache_dir)
@@ -226,7 +192,7 @@ class Subprogram:
         entry = store.path(*key) if store and meaning else None
         if store is not None and entry is not None:
             options = replace(options, portable=not store.is_users)
-            if kept := store.read(entry, as_numpy=as_numpy):
+            if kept := store.read(entry, as_numpy=context.as_numpy and rng is None):
                 self.compiles += 1
                 return Executable(jitted, constants, *args, options=options, kept=kept)
         warned = len(self.settings.warned)
@@ -251,11 +217,7 @@ class Subprogram:
         stand_ins: Collection[str],
         scope: Mapping[str, Any],
         fixed: Collection[str],
-        params: Mapping[str, Any],
-        constants: Constants,
-        rng: Any,
-        *,
-        as_numpy: bool,
+        context: CallContext,
     ) -> Outcome | None:
         """Trace a call and have a thread compile its program; the results, with stand-ins for those not fixed.
 
@@ -264,19 +226,18 @@ class Subprogram:
         Args:
             pool: the threads.
             stand_ins: the names of values that do not exist yet, in whose places are arrays of their types.
-            scope, fixed, params, constants, rng, as_numpy: as for a call.
+            scope, fixed, context: as for a call.
         """
         reads = {n: scope[n] for n in self._reads if n in scope}
         if not self.specialisation.names.isdisjoint(stand_ins):
             return None
         pinned, rest = self.specialisation.divided(reads, fixed)
-        own = constants.with_inputs(pinned)
-        key, leaves = self._signed(rest, rng, params, own, False, as_numpy)
-        if key is None or not isinstance(params, DeviceParams) or key.program in self.executables:
+        own = context._replace(constants=context.constants.with_inputs(pinned))
+        key, leaves = self._signed(rest, own)
+        if key is None or key.program in self.executables:
             return None
         start = time.perf_counter()
-        executable = self._executable(own, params, rest, rng, leaves, as_numpy and rng is None, pool)
-        self.executables[key.program] = executable
+        executable = self.executables[key.program] = self._executable(rest, leaves, own, pool)
         self._count(time.perf_counter() - start, rest, pinned)
         if not isinstance(executable, Executable) or executable.result_types is None:
             return None
@@ -294,13 +255,12 @@ class Subprogram:
         constant = frozenset(n for n, r in zip(names, results, strict=True) if isinstance(r, ConstantOutput))
         return Outcome(with_constants(results), constant)
 
-    def _run(
-        self, constants: Constants, params: Mapping[str, Any], values: dict[str, Any], rng: Any, x32: bool
-    ) -> list[Any]:
+    def _run(self, values: dict[str, Any], context: CallContext) -> list[Any]:
         """A call of the program as it was traced: of a caller's transformation, a mesh, or without optimisation."""
-        run, args = compat.call_in_64_bits if x32 else call_serially, (self._own_params(params), values, rng)
+        args = self._own_params(context.params), values, context.rng
+        run = compat.call_in_64_bits if context.x32 else call_serially
         with progress.call():
-            results: list[Any] = run(self._jitted(is_traced(args)), constants, *args)
+            results: list[Any] = run(self._jitted(is_traced(args)), context.constants, *args)
         return results
 
     def _own_params(self, params: Mapping[str, Any]) -> dict[str, Any]:

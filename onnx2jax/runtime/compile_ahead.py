@@ -16,10 +16,11 @@ from ..compat import cores
 from ..ir.graph import Graph
 from .compile import Subprogram
 from .cut import body_of
+from .dispatch import CallContext
 
 
 def compile_ahead(
-    row: Sequence[Subprogram], values: Mapping[str, Any], fixed: Collection[str], *args: Any, **options: Any
+    row: Sequence[Subprogram], values: Mapping[str, Any], fixed: Collection[str], context: CallContext
 ) -> None:
     """Compile the programs of partitions in a row, as far as their types can be known.
 
@@ -29,7 +30,7 @@ def compile_ahead(
         row: the partitions.
         values: all that they read from before the first.
         fixed: the names of values that are known at compile time.
-        *args, **options: as for a call of each.
+        context: as for a call of each.
     """
     threads = min(len(row), cores())
     if threads < 2:
@@ -39,7 +40,7 @@ def compile_ahead(
         try:
             with suppress(Exception):
                 for subprogram in row:
-                    traced = subprogram.compile_ahead(pool, stand_ins, known, fixed, *args, **options)
+                    traced = subprogram.compile_ahead(pool, stand_ins, known, fixed, context)
                     if traced is None:
                         break
                     names = [v.name for v in subprogram.graph.outputs]

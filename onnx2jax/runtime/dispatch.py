@@ -68,6 +68,23 @@ def _content(array: np.ndarray) -> Any:
     return repr(array.tolist()) if array.dtype.hasobject else array.tobytes()
 
 
+class CallContext(NamedTuple):
+    """What a call passes to each of its programs beside values by name."""
+
+    params: Mapping[str, Any]
+    """Parameters by Graph.key."""
+    constants: Constants
+    """Values compiled into the programs."""
+    rng: Any = None
+    """Random key or None."""
+    given: Mapping[str, Any] | None = None
+    """Those of the parameters that may be tracers, because the caller gave them."""
+    x32: bool = False
+    """The caller is in 32-bit mode."""
+    as_numpy: bool = False
+    """Results may be NumPy arrays, where that is faster."""
+
+
 class Callee:
     """What is called, apart from the arguments; compared by content, hashed once.
 

@@ -29,7 +29,7 @@ from ..proto.types import ValueInfo
 from .compile import Outcome, Subprogram
 from .compile_ahead import compile_ahead, row_from
 from .cut import body_of, is_heavy, partitioned
-from .dispatch import BoundCall, Constants, is_wide, with_x64
+from .dispatch import BoundCall, CallContext, is_wide, with_x64
 from .host_fusion import FEW_CALLS, fused
 from .host_plan import Step, host_steps, precomputed, typed_step
 from .specialise import NeedsHost, is_small
@@ -67,35 +67,20 @@ class StagedProgram:
         """The host nodes as steps, by partitioned graph."""
         self._partition()
 
-    def __call__(
-        self,
-        values: Mapping[str, Any],
-        params: Mapping[str, Any],
-        constants: Constants,
-        rng: Any,
-        given: Mapping[str, Any] | None = None,
-        *,
-        x32: bool = False,
-        as_numpy: bool = False,
-    ) -> Outcome:
+    def __call__(self, values: Mapping[str, Any], context: CallContext) -> Outcome:
         """A call of the graph.
 
         Args:
             values: inputs and captured values by name; tracers when the caller transforms the model.
-            params: parameters by Graph.key.
-            constants: values compiled into the program.
-            rng: random key or None.
-            given: those of the parameters that may be tracers, because the caller gave them.
-            x32: the caller is in 32-bit mode.
-            as_numpy: NumPy's arrays will do.
+            context: parameters and the rest of the call.
         """
-        values = {**values, **constants.inputs}
-        if is_traced(list(values.values()), rng, given):
-            return Outcome(self._inside_transformation(values, params, constants, rng, x32))
+        values = {**values, **context.constants.inputs}
+        if is_traced(list(values.values()), context.rng, context.given):
+            return Outcome(self._inside_transformation(values, context))
         while True:
             parts = self.partitioned  # another thread may partition the graph anew meanwhile
             try:
-                outcome = self._evaluated(parts, values, params, constants, rng, as_numpy=as_numpy)
+                outcome = self._evaluated(parts, values, context._replace(x32=False))
             except NeedsHost as cut:
                 if {n for n in parts.nodes if body_of(n) is None}.issuperset(cut.nodes):  # and it did not help
                     raise cut.__cause__ or KnownValueError(cut.reason) from None
@@ -105,20 +90,18 @@ class StagedProgram:
             refuse_special_values(parts.outputs, outcome.outputs)
             return outcome
 
-    def outputs(self, *args: Any, **options: Any) -> tuple[Any, ...]:
+    def outputs(self, values: Mapping[str, Any], context: CallContext) -> tuple[Any, ...]:
         """The outputs of a call."""
-        return self(*args, **options).outputs
+        return self(values, context).outputs
 
-    def host_call(
-        self, values: Mapping[str, Any], params: Mapping[str, Any], constants: Constants, *, as_numpy: bool
-    ) -> BoundCall | None:
+    def host_call(self, values: Mapping[str, Any], context: CallContext) -> BoundCall | None:
         """A bound call that runs partitions and host nodes as steps; None if a node needs more than its operands.
 
         Args:
             values: those of a call that was made; what follows from their shapes is computed once.
-            params, constants, as_numpy: as for a call.
+            context: as for a call.
         """
-        parts = self.partitioned
+        parts, params, constants = self.partitioned, context.params, context.constants
         if parts not in self._host_steps:
             self._host_steps = {parts: host_steps(parts, Context({}, None, self.settings))}
         bound = self._host_steps[parts]
@@ -132,26 +115,26 @@ class StagedProgram:
                 key = parts.key(name)
                 known[name] = constants.params[key] if key in constants.params else to_host(params.get(key, value))
         known.update(constants.inputs)
-        same, left = precomputed(bound, known, values, _Host(self, values, params, constants, as_numpy))
+        same, left = precomputed(bound, known, values, _Host(self, values, context))
         steps, remaining = [step for _, step in left], FEW_CALLS if self.settings.optimize else 0
 
         def call(leaves: list[Any]) -> list[Any]:
             nonlocal steps, remaining
             values = dict(zip(names, leaves, strict=True))
-            scope, host = same | values, _Host(self, {**constants.inputs, **values}, params, constants, as_numpy)
+            scope, host = same | values, _Host(self, {**constants.inputs, **values}, context)
             try:
                 with np.errstate(all="ignore"):
                     for step in steps:
                         step(scope, host)
                 results = [scope[n] for n in outputs]
             except NeedsHost:  # the graph has to be partitioned anew
-                results = list(self.outputs(values, params, constants, None, as_numpy=as_numpy))
+                results = list(self.outputs(values, context))
             else:
                 if remaining:
                     remaining -= 1
                     if not remaining:
                         steps = self._bound_steps(left, scope, same, outputs, host, names)
-            return results if as_numpy else list(map(to_device, results))
+            return results if context.as_numpy else list(map(to_device, results))
 
         return BoundCall(with_x64(call), names, "host")
 
@@ -259,35 +242,25 @@ class StagedProgram:
             for inner in body.nodes:
                 yield from self._inside(inner)
 
-    def _evaluated(
-        self,
-        parts: Graph,
-        values: Mapping[str, Any],
-        params: Mapping[str, Any],
-        constants: Constants,
-        rng: Any,
-        x32: bool = False,
-        as_numpy: bool = False,
-    ) -> Outcome:
+    def _evaluated(self, parts: Graph, values: Mapping[str, Any], context: CallContext) -> Outcome:
         if (body := self._single(parts)) is not None:
-            fixed = constants.inputs.keys()
-            outcome = self._subprogram(body)(values, fixed, params, constants, rng, x32=x32, as_numpy=as_numpy)
+            outcome = self._subprogram(body)(values, context.constants.inputs.keys(), context)
             bound = outcome.bound
             if bound is not None and bound.path != "numpy" and any(is_wide(values[n]) for n in bound.names):
                 bound = bound._replace(call=with_x64(bound.call))
             return Outcome(outcome.outputs, bound=bound)
-        host = _Host(self, values, params, constants, as_numpy, x32)
-        results = evaluate(parts, values, Context({**params, **constants.params}, rng, self.settings, host=host))
+        params = context.params
+        every = {**params, **context.constants.params}
+        host = _Host(self, values, context)
+        results = evaluate(parts, values, Context(every, context.rng, self.settings, host=host))
         return Outcome(
             tuple(unaliased(results, (params[k] for k in map(parts.key, parts.initializers) if k in params)))
         )
 
-    def _inside_transformation(
-        self, values: Mapping[str, Any], params: Mapping[str, Any], constants: Constants, rng: Any, x32: bool
-    ) -> tuple[Any, ...]:
+    def _inside_transformation(self, values: Mapping[str, Any], context: CallContext) -> tuple[Any, ...]:
         """The outputs inside a caller's jit, grad or vmap, which only a single program can join."""
         try:
-            results = self._evaluated(self._whole, values, params, constants, rng, x32).outputs
+            results = self._evaluated(self._whole, values, context._replace(as_numpy=False)).outputs
         except NeedsHost as cut:
             if isinstance(cut.__cause__, KnownValueError):
                 sources = analysis.sources(self.graph.nodes, cut.__cause__.values)
@@ -329,18 +302,10 @@ def _alike(reasons: Sequence[str]) -> list[str]:
 class _Host:
     """Runs host nodes in one evaluation of a program (see ``interpreter.Host``)."""
 
-    def __init__(
-        self,
-        program: StagedProgram,
-        values: Mapping[str, Any],
-        params: Mapping[str, Any],
-        constants: Constants,
-        as_numpy: bool,
-        x32: bool = False,
-    ) -> None:
-        self._program, self._values, self._params, self._constants = program, values, params, constants.with_inputs({})
-        self._to_host, self._x32 = as_numpy, x32
-        self._fixed = set(constants.inputs)
+    def __init__(self, program: StagedProgram, values: Mapping[str, Any], context: CallContext) -> None:
+        self._program, self._values = program, values
+        self._context = context._replace(constants=context.constants.with_inputs({}))
+        self._fixed = set(context.constants.inputs)
         """Names of values that follow from shapes alone and may be compile-time constants."""
         self._bound: dict[Graph, BoundCall] = {}
         """The bound calls of partitions, where one was all that ran."""
@@ -350,23 +315,27 @@ class _Host:
         if graph not in programs:
             programs.setdefault(graph, StagedProgram(graph, self._program.settings, inner=True))
         values = {n: around[n] for n in graph.captures} | dict(named)
-        return tuple(map(to_host, programs[graph].outputs(values, self._params, self._constants, rng, as_numpy=True)))
+        return tuple(map(to_host, programs[graph].outputs(values, self._on_host(rng))))
 
     def run_partition(self, graph: Graph, scope: Scope, rng: Any = None) -> tuple[Any, ...]:
         program = self._program._subprogram(graph)
         if self._program.inner and program.compiles >= MOST_SHAPES:
-            params = {**self._params, **self._constants.params}
+            params = {**self._context.params, **self._context.constants.params}
             return evaluate(graph, {}, Context(params, rng, self._program.settings, host=self), scope)
-        if not self._x32 and (row := row_from(self._program.partitioned, graph)):
+        context = self._context._replace(rng=rng)
+        if not context.x32 and (row := row_from(self._program.partitioned, graph)):
             read = {n: scope[n] for g in row for n in g.captures if n in scope} | self._given(row)
-            own = self._params, self._constants, rng
-            compile_ahead(list(map(self._program._subprogram, row)), read, self._fixed, *own, as_numpy=self._to_host)
+            compile_ahead(list(map(self._program._subprogram, row)), read, self._fixed, context)
         given = {n: scope[n] for n in graph.captures} | self._given([graph])
-        outcome = program(given, self._fixed, self._params, self._constants, rng, x32=self._x32, as_numpy=self._to_host)
+        outcome = program(given, self._fixed, context)
         self._fixed.update(outcome.fixed)
         if outcome.bound is not None:
             self._bound[graph] = outcome.bound
         return outcome.outputs
+
+    def _on_host(self, rng: Any) -> CallContext:
+        """The context of programs inside host nodes."""
+        return self._context._replace(rng=rng, x32=False, as_numpy=True)
 
     def _given(self, graphs: Sequence[Graph]) -> dict[str, Any]:
         """The inputs that override initializers of these graphs."""
@@ -375,7 +344,7 @@ class _Host:
     def bound_step(self, node: Node, graph: Graph, scope: Scope, plain: Step, inputs: Collection[str]) -> Step:
         """A step that calls a partition's program without its lookup, for arrays of the types in ``scope``."""
         given, bound = {n: scope[n] for n in graph.captures}, self._bound.get(graph)
-        if not self._to_host or bound is None or not given.keys() >= set(bound.names):
+        if not self._context.as_numpy or bound is None or not given.keys() >= set(bound.names):
             return plain
         if self._fixed & given.keys() or not all(type(v) is np.ndarray for v in given.values()):
             return plain
@@ -416,7 +385,7 @@ class _Host:
         if loop.compiles >= MOST_SHAPES:
             return None
         try:
-            outcome = loop({**captured, **given}, (), self._params, self._constants, rng, as_numpy=True)
+            outcome = loop({**captured, **given}, (), self._on_host(rng))
         except (NeedsHost, OnnxError):
             impossible.add(node)  # as the state grows, say
             return None

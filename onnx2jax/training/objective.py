@@ -20,7 +20,7 @@ from ..model.calls import arguments
 from ..model.calls.outputs import as_outputs, field_names
 from ..model.model import Model
 from ..model.structure import program_of
-from ..runtime.dispatch import Constants
+from ..runtime.dispatch import CallContext, Constants
 from ..sharding.rules import Placement
 from ..sharding.stages import Staged
 from .decoders import complete_feeds
@@ -111,7 +111,7 @@ class Objective:
             with np.errstate(all="ignore"):
                 if self.in_stages:
                     constants = Constants(self.constants, self.model.static)
-                    return self._pipelines[graph].outputs(values, frozen | own, constants, key, own)
+                    return self._pipelines[graph].outputs(values, CallContext(frozen | own, constants, key, own))
                 every = {**frozen, **self.constants, **own}
                 return evaluate(
                     self.model.spec.over(graph), values, Context(every, key, self.settings, layers=self._layers)

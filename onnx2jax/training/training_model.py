@@ -32,7 +32,7 @@ from ..proto.mapped import load
 from ..proto.origin import Origin
 from ..proto.types import ValueInfo
 from ..runtime.cache_folder import folder
-from ..runtime.dispatch import Constants, snapshot
+from ..runtime.dispatch import CallContext, Constants, snapshot
 from ..runtime.partition import StagedProgram
 from ..sharding.configurations import placement
 from ..sharding.processes import EQUAL, several, together
@@ -373,7 +373,8 @@ class _GraphProgram:
 
     def run(self, values: Mapping[str, Any], params: Mapping[str, Any], rng: Any) -> dict[str, Any]:
         """The graph's outputs by name, given inputs and captured values by name, variables and constants."""
-        results = self.program.outputs(values, params, Constants({}), rng if self.graph.draws else None, params)
+        key = rng if self.graph.draws else None
+        results = self.program.outputs(values, CallContext(params, Constants({}), key, params))
         return dict(zip((v.name for v in self.graph.outputs), results, strict=True))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ... import compat
 from ...errors import ShardingError
-from ...runtime.dispatch import Constants
+from ...runtime.dispatch import CallContext, Constants
 from ...sharding.rules import Placement
 from ...sharding.stages import Staged
 from ..calls import arguments
@@ -120,7 +120,8 @@ def _lowered(
     names = [v.name for v in segment.graph.outputs]
 
     def call(params: Any, values: Any, key: Any) -> dict[str, Any]:
-        results = segment.program.outputs(values, params, known, key if segment.graph.draws else None, params)
+        context = CallContext(params, known, key if segment.graph.draws else None, params)
+        results = segment.program.outputs(values, context)
         outputs = dict(zip(names, results, strict=True))
         fixed.update((n, r) for n, r in outputs.items() if type(r) is np.ndarray)
         return {n: r for n, r in outputs.items() if n not in fixed}

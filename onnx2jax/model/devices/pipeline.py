@@ -29,7 +29,7 @@ from ...ir.graph import Graph, Node
 from ...ops.arrays import is_traced
 from ...proto.types import ValueInfo
 from ...runtime.compile import Outcome
-from ...runtime.dispatch import Constants
+from ...runtime.dispatch import CallContext, Constants
 from ...runtime.params import DeviceParams
 from ...runtime.partition import StagedProgram
 from ...sharding.put import put
@@ -86,14 +86,11 @@ class Pipeline:
             rows += [(kind, n, f"{why}\n{more}".strip(), *rest) for kind, n, more, *rest in segment.program.rows()]
         return rows  # type: ignore[return-value]
 
-    def __call__(self, *args: Any, **options: Any) -> Outcome:
+    def __call__(self, values: Mapping[str, Any], context: CallContext) -> Outcome:
         """A call, as of a StagedProgram."""
-        return Outcome(self.outputs(*args, **options))
+        return Outcome(self.outputs(values, context))
 
-    def outputs(
-        self, values: Mapping[str, Any], params: Mapping[str, Any], known: Constants, rng: Any,
-        given: Mapping[str, Any] | None = None, *, x32: bool = False, as_numpy: bool = False,
-    ) -> tuple[Any, ...]:  # fmt: skip
+    def outputs(self, values: Mapping[str, Any], context: CallContext) -> tuple[Any, ...]:
         """The outputs of the graph, on the devices of the last stage; arguments as of ``StagedProgram.outputs``.
 
         Raises:
@@ -102,19 +99,20 @@ class Pipeline:
         """
         _refuse_jit()
         count = self.placement.microbatches
-        if not isinstance(params, DeviceParams):
+        if not isinstance(params := context.params, DeviceParams):
             # To their home stage first: gradients of weights that stages share are summed there.
             params = jax.device_put(dict(params), plain(self.placement.of_params(params)))
-        every = [s.bound(params, known, given, x32) for s in self.segments]
+            context = context._replace(params=params)
+        every = [s.bound(context) for s in self.segments]
         try:
-            results = self._run(every, self._microbatches(values, count), rng)
+            results = self._run(every, self._microbatches(values, count), context.rng)
         except OperatorError as e:
             if count > 1:
                 e.add_note(f"in one of {count} microbatches; if the node needs the whole batch, remove microbatches=")
             raise
         if not self._verified:
-            self._verify(values, params, known, rng, results, x32)
-        return tuple(map(to_host, results)) if as_numpy else results
+            self._verify(values, context, results)
+        return tuple(map(to_host, results)) if context.as_numpy else results
 
     def _run(self, runs: Sequence[Callable[..., Any]], batches: Sequence[dict[str, Any]], rng: Any) -> tuple[Any, ...]:
         scopes = [dict(batch) for batch in batches]
@@ -146,19 +144,18 @@ class Pipeline:
         size = next(iter(extents.values())) // count
         return [{n: _sliced(v, axes.get(n), i * size, size) for n, v in values.items()} for i in range(count)]
 
-    def _verify(
-        self, values: Mapping[str, Any], params: Mapping[str, Any], known: Constants, rng: Any,
-        results: Sequence[Any], x32: bool,
-    ) -> None:  # fmt: skip
+    def _verify(self, values: Mapping[str, Any], context: CallContext, results: Sequence[Any]) -> None:
         """Compare with the whole batch, in the first call: no file declares whether samples mix."""
+        params = context.params if isinstance(context.params, DeviceParams) else dict(context.params)
         values, params, rng, results = jax.tree.map(
             compat.primal,
-            (dict(values), params if isinstance(params, DeviceParams) else dict(params), rng, list(results)),
+            (dict(values), params, context.rng, list(results)),
             is_leaf=lambda v: isinstance(v, DeviceParams),
         )  # fmt: skip
         if is_traced(values, results):  # inside vmap: a later call verifies it
             return
-        whole = self._run([s.bound(params, known, None, x32) for s in self.segments], [dict(values)], rng)
+        plainly = context._replace(params=params, given=None)
+        whole = self._run([s.bound(plainly) for s in self.segments], [dict(values)], rng)
         count = self.placement.microbatches
         for output, ours, want in zip(self.graph.outputs, results, whole, strict=True):
             if not buckets.is_close(ours, want):
@@ -197,15 +194,16 @@ class Segment:
         return params.by_stage[self]
 
     def bound(
-        self, params: Mapping[str, Any], known: Constants, given: Mapping[str, Any] | None, x32: bool
+        self, context: CallContext
     ) -> Callable[[Mapping[str, Any], Any, Mapping[str, Placement]], dict[str, Any]]:
         """The segment with its parameters: a function from values, key and sources to its outputs by name."""
+        params, known = context.params, context.constants
         if isinstance(params, DeviceParams):
             weights: Mapping[str, Any] = self.weights(params)
         else:
             weights = {n: params[n] for n in self.keys if n in params}
             weights = jax.device_put(weights, plain(self.placement.of_params(weights)))
-        given = {n: v for n, v in (given or {}).items() if n in self.keys}
+        given = {n: v for n, v in (context.given or {}).items() if n in self.keys}
 
         def run(scope: Mapping[str, Any], rng: Any, sources: Mapping[str, Placement]) -> dict[str, Any]:
             taken = {n: scope[n] for n in self.inputs if n in scope}
@@ -214,7 +212,9 @@ class Segment:
             fixed |= {n: v.value for n, v in taken.items() if isinstance(v, _ShapeConstant)}
             values = {n: _put(self.placement, n, v, sources) for n, v in taken.items() if n not in fixed}
             key = None if rng is None else _put(self.placement, "", rng, {})
-            results = self.program.outputs(values, weights, Constants(known.params, fixed), key, given, x32=x32)
+            results = self.program.outputs(
+                values, CallContext(weights, Constants(known.params, fixed), key, given, context.x32)
+            )
             if self.program.is_one:
                 results = tuple(_ShapeConstant(r) if type(r) is np.ndarray else r for r in results)
             return dict(zip((v.name for v in self.graph.outputs), results, strict=True))
