@@ -99,9 +99,7 @@ def add_dims(parser: argparse.ArgumentParser, help: str = "the extent of a dimen
 
 def add_dtype(parser: Any) -> None:
     """Add ``--dtype``, which ``convert`` takes."""
-    parser.add_argument(
-        "--dtype", choices=[*DTYPES, "float32"], help="compute the model in it (default: the file's types)"
-    )
+    parser.add_argument("--dtype", choices=DTYPES, help="compute the model in it (default: the file's types)")
 
 
 def add_computing(parser: Any) -> None:

@@ -42,7 +42,7 @@ class Settings:
     skip: frozenset[str] = frozenset()
     """Passes that do not run (see jaxpr/pipeline.py)."""
     dtype: np.dtype | None = None
-    """The type in which float32 is computed: bfloat16, float16, float64; None for float32 (see ir/precision.py)."""
+    """The type in which floats are computed; None for the types of the file (see ir/precision.py)."""
     scan_layers: How = None
     """Whether repeated layers are one loop, or calls of one function (see eval/layers.py)."""
     platform: str = ""

@@ -15,17 +15,17 @@ from ..proto.dtypes import to_code
 
 WIDE: Final = np.dtype(np.float32)
 DOUBLE: Final = np.dtype(np.float64)
-NARROWER: Final = frozenset((*map(np.dtype, HALF), WIDE))
-"""The types that become float64 in a model that computes in it."""
-CODES: Final = frozenset(map(to_code, NARROWER))
-"""Their codes in TensorProto."""
+NARROWER: Final = {WIDE: frozenset(map(np.dtype, HALF)), DOUBLE: frozenset((*map(np.dtype, HALF), WIDE))}
+"""A compute dtype that widens a file -> the types that become it."""
+CODES: Final = {wide: frozenset(map(to_code, narrower)) for wide, narrower in NARROWER.items()}
+"""The same as codes in TensorProto."""
 
 
 @dataclass(frozen=True)
 class Casts:
     """Casts of float32 values, and of those in the compute dtype; values of any other type are left unchanged.
 
-    To float64 those of float16 and bfloat16 are cast, too.
+    A compute dtype that widens takes all types narrower than it.
 
     Attributes:
         dtype: the compute dtype.
@@ -34,7 +34,8 @@ class Casts:
         kept: positions of operands that are never rounded: left unchanged, or all float32 where one of them is.
         bounded: positions of operands to which ``bounded`` applies.
         pinned: whether the caller keeps the node in float32; a later decision about casts keeps it, too.
-        types: attributes that name an element type, with their defaults: in float64, float32 there is float64.
+        types: attributes that name an element type, with their defaults: one narrower than a compute dtype that widens
+            is the compute dtype there.
     """
 
     dtype: np.dtype
@@ -54,7 +55,7 @@ class Casts:
         operand = self.operand or (WIDE if WIDE in others else self.dtype)
         exact = WIDE if {WIDE, self.dtype} <= kept else None
         cast = [self._operand(i, v, exact if i in self.kept else operand) for i, v in enumerate(values)]
-        named = {n: to_code(DOUBLE) for n, v in self.types if attributes.get(n, v) in CODES}
+        named = {n: to_code(self.dtype) for n, v in self.types if attributes.get(n, v) in CODES[self.dtype]}
         return self.results(function(*cast, **{**attributes, **named}))
 
     def results(self, returned: Any) -> Any:
@@ -75,8 +76,8 @@ class Casts:
         if isinstance(value, list):
             return [self._cast(v, dtype) for v in value]
         found = getattr(value, "dtype", None)
-        if dtype == DOUBLE:
-            return value.astype(dtype) if found in NARROWER else value
+        if dtype == self.dtype and dtype in NARROWER:
+            return value.astype(dtype) if found in NARROWER[dtype] else value
         other = self.dtype if dtype == WIDE else WIDE
         return value.astype(dtype) if found == other else value
 
@@ -90,7 +91,7 @@ def bounded(value: Any, dtype: Any) -> Any:
     >>> bounded(np.array([1.5, -1e9, -np.inf], np.float32), np.float16)
     array([ 1.5000e+00, -1.6376e+04,        -inf], dtype=float32)
     """
-    if dtype == DOUBLE:
+    if dtype in NARROWER:
         return value
     limit, size = float(jnp.finfo(dtype).max), abs(value)
     beyond = (size > limit) & (size < np.inf)

@@ -37,7 +37,7 @@ from ..proto.dtypes import to_dtype
 from ..proto.mapped import load
 from ..proto.types import TensorType, ValueInfo
 from . import analysis
-from .casts import DOUBLE, WIDE, Casts
+from .casts import NARROWER, WIDE, Casts
 from .graph import Function, Graph, Node, with_graphs
 from .widening import widened, widened_parameters, with_own_outputs
 
@@ -76,17 +76,17 @@ Needs = dict[str, Need]
 
 
 def computed_in(graph: Graph, dtype: Any) -> Graph:
-    """The main graph with its nodes' casts, for computing in bfloat16, float16 or float64.
+    """The main graph with its nodes' casts, for computing in bfloat16, float16, float32 or float64.
 
     Raises:
         UnsupportedError: nodes of the graph differentiate other nodes, or a node cannot be computed in the type.
     """
-    return widened(graph) if dtype == DOUBLE else narrowed(graph, dtype)
+    return widened(graph, dtype) if dtype in NARROWER else narrowed(graph, dtype)
 
 
 def parameters_in(graph: Graph, dtype: Any) -> frozenset[str]:
     """The parameters, by Graph.key, that such a graph stores in ``dtype`` although the file has another type."""
-    return widened_parameters(graph) if dtype == DOUBLE else narrow_parameters(graph)
+    return widened_parameters(graph, dtype) if dtype in NARROWER else narrow_parameters(graph)
 
 
 def narrowed(graph: Graph, dtype: Any) -> Graph:

@@ -40,7 +40,8 @@ def built(
         rewriting: those of the options that have not rewritten the graph yet, where it is derived from a model's.
         groups: those of samples of that model, unless the options change them.
     """
-    rewritten = (rewriting or options).rewritten(imported)
+    options = options.of(imported.graph)
+    rewritten = (rewriting.of(imported.graph) if rewriting else options).rewritten(imported)
     options.check_layers(rewritten.graph)
     groups = groups or options.groups(rewritten.graph)
     called = rewritten if groups is None else replace(rewritten, graph=groups.over(rewritten.graph))

@@ -96,15 +96,15 @@ def convert(
         dtype: "bfloat16" or "float16": computes a float32 file in it, with weights in that type. Products and
             convolutions accumulate in float32; norms, softmax, powers, long sums, positions and masks stay float32;
             float64, integers and all else stay as they are. Inputs may be given in either type.
-            "float64": computes float32, float16 and bfloat16 in double, with parameters in it. Inputs and outputs are
-            declared float64, and inputs may be given in narrower types. A Cast to one of the three rounds nothing,
-            and random numbers are drawn in float64. Your own ``jit`` and ``grad`` belong inside
-            ``jax.enable_x64(True)``, as for a float64 file: outside, JAX casts their arguments to float32.
-            "float32": as None, for files without float16 and bfloat16; with them it is an error.
+            "float32" and "float64": computes narrower floats in it, with parameters in it: float16 and bfloat16, and
+            for float64 float32 too. Inputs and outputs are declared in it, and inputs may be given in narrower types.
+            A Cast to a narrower type rounds nothing, and random numbers are drawn in it. In float64 your own ``jit``
+            and ``grad`` belong inside ``jax.enable_x64(True)``, as for a float64 file: outside, JAX casts their
+            arguments to float32.
         float32: names of nodes, or patterns such as ``"encoder/norm*"``, that stay in float32 under ``dtype``, with
             their weights: those where a verification shows that rounding costs too much.
         outputs: "declared" returns outputs in the file's types, float32 without a last rounding; "compute" returns
-            float32 outputs in ``dtype``. In float64 both return float64.
+            float32 outputs in ``dtype``. In float32 and float64 both return that type.
         weights: a floating type, "float32" or "bfloat16", to which weights that the file packs in 2, 4 or 8 bits
             (MatMulNBits, MatMulBnb4, MatMulBlockQuantizedFp4Weight and Fp8Weight) are unpacked once; without it they
             stay packed, and are unpacked in every call. "packed": matrices behind DequantizeLinear stay packed, too,

@@ -94,7 +94,7 @@ class Options(Devices):
 
     @cached_property
     def compute_dtype(self) -> np.dtype | None:
-        """The type in which float32 is computed; None for float32."""
+        """The type in which floats are computed; None for the types of the file."""
         if not self._narrows:
             return None
         from .changes.dtype import compute_dtype
@@ -104,6 +104,14 @@ class Options(Devices):
     @property
     def _narrows(self) -> bool:
         return self.dtype is not None or self.outputs != "declared" or bool(self.float32)
+
+    def of(self, graph: Graph) -> Self:
+        """These options for a graph: dtype="float32" is None where the graph has no narrower floats."""
+        if self.compute_dtype is None or self.compute_dtype != np.float32:  # np.dtype("float64") equals None
+            return self
+        from ..ir.widening import has_narrower
+
+        return self if has_narrower(graph, self.compute_dtype) else replace(self, dtype=None)
 
     def rewritten(self, imported: Imported) -> Imported:
         """The imported model with its graph rewritten as the options say; what does that is imported where it is."""
@@ -124,10 +132,8 @@ class Options(Devices):
 
             imported = with_weights(imported, self.weights)
         if self._narrows:
-            from .changes.dtype import check_float32, with_dtype
+            from .changes.dtype import with_dtype
 
-            if self.dtype is not None and self.compute_dtype is None:
-                check_float32(imported.graph)
             imported = with_dtype(imported, self.compute_dtype, self.outputs == "compute", names_list(self.float32))
         return imported
 

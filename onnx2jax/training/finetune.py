@@ -18,6 +18,7 @@ from .. import compat
 from ..errors import InputNameError, ShardingError, TrainingFormError, known_keywords
 from ..eval.values import to_host
 from ..ir import analysis
+from ..ir.casts import NARROWER
 from ..model.build import process_state
 from ..model.model import Model
 from ..runtime.multi_device_jit import Spread
@@ -168,7 +169,7 @@ class FineTuning(TrainingEngine):
         # Without the omitted outputs, parameters may be trainable that determine shapes in the full model.
         self._params = analysis.parameters(self._form.plain)
         self._params |= {n: v for n, v in model.changed().items() if n in self._params}
-        if model.settings.dtype == np.float64:
+        if model.settings.dtype in NARROWER:
             self._params |= {n: v for n, v in model.params.items() if n in self._params}
         added = [n for a in self._adapters for n in (a.a, a.b)]
         self.trainable, self._left_out = select_trainable(self._form.plain, self._params, trainable, added)

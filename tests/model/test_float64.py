@@ -1,8 +1,9 @@
-"""convert(..., dtype="float64"): all of a narrower file is computed in double, whatever names or makes its types."""
+"""convert(..., dtype="float64") and "float32": all of a narrower file is widened, whatever names or makes its types."""
 
 from __future__ import annotations
 
 import pickle
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,12 @@ import onnx2jax
 from onnx2jax import compat
 from onnx2jax.errors import InputTypeError, UnsupportedError
 from onnx2jax.eval.interpreter import Context, evaluate
-from onnx2jax.ir import binding
-from onnx2jax.ir.casts import NARROWER
+from onnx2jax.ir import binding, casts
+from onnx2jax.ir.casts import DOUBLE, NARROWER, WIDE
 from onnx2jax.ir.graph import Graph, Node
 from onnx2jax.ir.widening import TYPES, widened
 from onnx2jax.model.reports.comparison import compared
+from onnx2jax.proto.dtypes import to_code
 from onnx2jax.proto.types import ValueInfo
 from tests.support.helpers import mesh
 from tests.support.models import mlp, text_model
@@ -144,39 +146,44 @@ def _graph(row: Row) -> Graph:
     return Graph("", "", tuple(ValueInfo(n) for n in names if n), tuple(map(ValueInfo, outputs)), {}, (node,))
 
 
-def _in_double(value: Any) -> Any:
+def _cast(value: Any, narrower: Collection[np.dtype], dtype: np.dtype) -> Any:
     if isinstance(value, list):
-        return [_in_double(v) for v in value]
-    return value.astype(np.float64) if getattr(value, "dtype", None) in NARROWER else value
+        return [_cast(v, narrower, dtype) for v in value]
+    return value.astype(dtype) if getattr(value, "dtype", None) in narrower else value
 
 
 @pytest.mark.extended
-def test_every_operator_of_the_matrix_computes_what_it_does_on_float64() -> None:
-    """On the row's float32 operands, beside the operator itself on the same ones in float64, its types rewritten."""
+@pytest.mark.parametrize(("narrow", "wide_type"), [(WIDE, DOUBLE), (np.dtype(np.float16), WIDE)])
+def test_every_operator_of_the_matrix_computes_what_it_does_on_the_wider_type(
+    narrow: np.dtype, wide_type: np.dtype
+) -> None:
+    """On the row's operands in the narrow type, beside the operator on the same ones widened, its types rewritten."""
     rng, seen = jax.random.key(0), set[tuple[str, str]]()
     with every_case() as case, compat.enable_x64(), np.errstate(all="ignore"):
         for row in rows():
             if row.key in seen or row.name == "BitCast":
                 continue
-            values = {f"in{i}": x for i, x in enumerate(row.inputs) if x is not None}
-            wide = {n: _in_double(x) for n, x in values.items()}
+            given = {f"in{i}": x for i, x in enumerate(row.inputs) if x is not None}
+            values = {n: _cast(x, {WIDE}, narrow) for n, x in given.items()}
+            wide = {n: _cast(x, NARROWER[wide_type], wide_type) for n, x in values.items()}
             if not any(wide[n] is not x for n, x in values.items() if not isinstance(x, list)):
                 continue
             seen.add(row.key)
             graph = _graph(row)
             (node,) = graph.nodes
             target: Any = node.target
-            absent = dict.fromkeys(target.attributes & {"stash_type", "output_datatype"}, 11)  # float32 by default
-            named = {n: 11 if n in TYPES and v in (1, 10, 16) else v for n, v in node.attributes.items()}
+            code = to_code(wide_type)
+            absent = dict.fromkeys(target.attributes & {"stash_type", "output_datatype"}, code)  # float32 by default
+            named = {n: code if n in TYPES and v in casts.CODES[wide_type] else v for n, v in node.attributes.items()}
             rewritten = replace(graph, nodes=(replace(node, attributes={**absent, **named}),))
-            found = evaluate(widened(graph), values, Context({}, rng))
+            found = evaluate(widened(graph, wide_type), values, Context({}, rng))
             expected = evaluate(rewritten, wide, Context({}, rng))
             for ours, want in zip(found, expected, strict=True):
                 if isinstance(ours, list) or ours.dtype == object:
                     continue
-                of_float32 = want.dtype == np.float32  # as ai.onnx.ml defines its results
+                of_float32 = want.dtype == np.float32 != wide_type  # as ai.onnx.ml defines its results
                 with case(row):
-                    assert ours.dtype == (np.float64 if of_float32 else want.dtype)
+                    assert ours.dtype == (wide_type if of_float32 else want.dtype)
                     np.testing.assert_allclose(ours, want, rtol=1e-5 if of_float32 else DIGITS, atol=DIGITS)
 
 
@@ -208,6 +215,46 @@ def test_a_file_of_half_precision_is_computed_in_float64() -> None:
     x = X.astype(np.float16)
     assert model.params["w"].dtype == np.float64
     np.testing.assert_allclose(model(x), x.astype(float) @ w.astype(float), rtol=DIGITS)
+
+
+HALVES = """g (float16[3, 4] x, float[3, 4] z, bool c) => (float16[3, 4] y, bfloat16[3, 4] b, float[3, 4] f) {
+    s = Shape(x)
+    third = Constant<value_float = 0.33333>()
+    narrow = Cast<to = 10>(third)
+    ones = Expand(one, s)
+    h = MatMul(x, w)
+    chosen = If(c) <then_branch = t () => (float16[3, 4] a) { a = Mul(h, narrow) },
+                    else_branch = e () => (float16[3, 4] x) { }>
+    y = l.linear(chosen, ones)
+    b = Cast<to = 16>(z)
+    g = CastLike(z, ones)
+    f = Cast<to = 1>(g)
+}
+<opset_import: ["" : 21], domain: "l">
+linear (v, o) => (r) {
+    m = Add(v, o)
+    r = Tanh(m)
+}"""
+
+
+def test_a_file_of_half_precision_is_computed_in_float32(tmp_path: Path) -> None:
+    """Nothing is rounded to 16 bits: inputs, weights, constants, what branches and functions return, casts."""
+    proto = text_model(HALVES, w=W.astype(np.float16), one=np.float16(1))
+    model = onnx2jax.convert(proto, dtype="float32")
+    narrow = X.astype(np.float16)
+    third = np.float32(0.33333)
+    for x in (X, narrow):
+        wide = x.astype(np.float32)
+        y, b, f = model(x, X, np.array(True))
+        assert {v.dtype for v in (y, b, f, model.params["w"])} == {np.dtype(np.float32)}
+        expected = np.tanh(wide @ W.astype(np.float16).astype(np.float32) * third + 1)
+        np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal((b, f), (X, X))
+    assert {v.type.dtype for v in (*model.inputs[:2], *model.outputs)} == {np.dtype(np.float32)}  # type: ignore[union-attr]
+    finer = model.with_params({"w": model.params["w"] * np.float32(1 + 1e-6)})
+    saved = onnx2jax.convert(onnx2jax.save(finer, tmp_path / "saved.onnx"))
+    assert saved.params["w"].dtype == np.float16  # a file keeps its types
+    np.testing.assert_array_equal(saved.params["w"], W.astype(np.float16))
 
 
 def test_float64_parts_of_a_file_meet_the_others() -> None:

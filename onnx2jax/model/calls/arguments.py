@@ -17,7 +17,7 @@ from jax import lax
 from ... import compat
 from ...errors import InputNameError, InputShapeError, InputTypeError, InputValueError, did_you_mean
 from ...eval.values import widened
-from ...ir.casts import DOUBLE, NARROWER
+from ...ir.casts import NARROWER
 from ...ops.arrays import is_traced
 from ...proto.immutable import owned
 from ...proto.names import unused_name
@@ -166,8 +166,8 @@ def as_feeds(inputs: Sequence[ValueInfo], args: Sequence[Any], named: Mapping[st
 def _given_as(kind: TensorType, value: Any, dtype: np.dtype | None) -> TensorType:
     """The declared type, or that of an array in a type that the model casts to its compute dtype."""
     found = getattr(value, "dtype", None)
-    if dtype == DOUBLE:
-        accepted = kind.dtype == DOUBLE and found in NARROWER
+    if dtype in NARROWER:
+        accepted = kind.dtype == dtype and found in NARROWER[dtype]
     else:
         accepted = kind.dtype == np.float32 and found == dtype
     return replace(kind, dtype=np.dtype(found)) if accepted else kind

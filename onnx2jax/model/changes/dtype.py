@@ -9,17 +9,15 @@ from typing import Any, Final
 import jax.numpy as jnp
 import numpy as np
 
-from ...errors import InputNameError, InputTypeError, InputValueError, did_you_mean
-from ...ir.casts import DOUBLE
+from ...errors import InputNameError, InputTypeError, did_you_mean
+from ...ir.casts import NARROWER
 from ...ir.graph import Graph, Imported
 from ...ir.precision import computed_in, pinned
-from ...ir.widening import TYPES
 from ...ops.arrays import HALF
-from ...proto.dtypes import to_code
 from ...proto.types import TensorType, ValueInfo
 from .parts import by_pattern
 
-DTYPES: Final = ("bfloat16", "float16", "float64")
+DTYPES: Final = ("bfloat16", "float16", "float32", "float64")
 OUTPUTS: Final = ("declared", "compute")
 
 
@@ -35,38 +33,16 @@ def compute_dtype(dtype: Any, outputs: str) -> np.dtype | None:
         found = None if dtype is None else np.dtype(jnp.dtype(dtype))
     except TypeError:
         found = np.dtype(object)
-    if found is None or found == np.float32:
-        return None
-    if found not in HALF and found != DOUBLE:
+    if found is not None and found not in HALF and found not in NARROWER:
         raise InputTypeError(f"dtype is {dtype!r}; a model computes in 'bfloat16', 'float16', 'float32' or 'float64'")
     return found
-
-
-def check_float32(graph: Graph) -> None:
-    """Check that dtype="float32", which leaves a file as it is, is true of it.
-
-    Raises:
-        InputValueError: the file has values of float16 or bfloat16.
-    """
-    codes = {to_code(dtype): dtype for dtype in HALF}
-    for inner in graph.walk():
-        narrow = {v.name: v.type.dtype for v in (*inner.inputs, *inner.outputs) if isinstance(v.type, TensorType)}
-        narrow |= {n: v.dtype for n, v in inner.initializers.items()}
-        for node in inner.nodes:
-            named = [codes[c] for n, c in node.attributes.items() if n in TYPES and isinstance(c, int) and c in codes]
-            narrow |= dict.fromkeys(node.outputs[:1], named[0]) if named else {}
-        if found := next((n for n, dtype in narrow.items() if dtype in HALF), None):
-            raise InputValueError(
-                f"dtype is 'float32', but the file computes {found!r} in {narrow[found]}, which is widened to float64 "
-                "alone: dtype='float64', or leave out dtype= for the types of the file"
-            )
 
 
 def with_dtype(imported: Imported, dtype: np.dtype | None, outputs: bool, float32: Sequence[str]) -> Imported:
     """The model computed in ``dtype``.
 
     Args:
-        outputs: whether its float32 outputs are declared in that type; in float64 all inputs and outputs are.
+        outputs: whether its float32 outputs are declared in that type; in a type that widens all are.
         float32: names or patterns of nodes that stay in float32.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import jax.numpy as jnp
 import numpy as np
 
-from ...ir.casts import DOUBLE, NARROWER, WIDE
+from ...ir.casts import NARROWER, WIDE
 
 TOLERANCES: Final = {"float64": 1e-9, "complex128": 1e-9, "float32": 1e-4, "complex64": 1e-4, "float16": 1e-2}
 """Tolerance for reordered sums by element type, relative to a number and to the largest in its tensor."""
@@ -139,7 +139,7 @@ def _differences(ours: Any, theirs: Any, limits: Limits, only_types: bool) -> It
         return
     ours, theirs = np.asarray(ours), np.asarray(theirs)
     if (computed := limits[2]) is not None and ours.dtype == computed:  # np.dtype("float64") equals None
-        ours = ours.astype(theirs.dtype) if theirs.dtype in (NARROWER if computed == DOUBLE else {WIDE}) else ours
+        ours = ours.astype(theirs.dtype) if theirs.dtype in NARROWER.get(computed, {WIDE}) else ours
     texts = [a.dtype.kind in "OU" for a in (ours, theirs)]
     if ours.shape != theirs.shape or (ours.dtype != theirs.dtype and not all(texts)):
         yield None, None, wrong
@@ -181,7 +181,7 @@ def _in_numbers(
     operands: float,
     rounds: bool,
 ) -> Difference:
-    dtype = theirs.dtype if computed is None or computed == DOUBLE or theirs.dtype != np.float32 else computed
+    dtype = theirs.dtype if computed is None or computed in NARROWER or theirs.dtype != np.float32 else computed
     exact = not jnp.issubdtype(dtype, jnp.inexact)
     if exact and np.array_equal(ours, theirs):  # float64 cannot represent all 64-bit integers
         return 0.0, 0.0, ""

@@ -24,6 +24,7 @@ from ... import progress
 from ...errors import UnsupportedError
 from ...eval.values import to_host
 from ...ir import analysis
+from ...ir.casts import NARROWER
 from ...ir.graph import Graph, Node, ancestors, descendants
 from ...ops.registry import Operator
 from ...proto.types import TensorType, ValueInfo, to_value_info
@@ -128,7 +129,7 @@ class _Verifier:
         for name, (feeds, folder) in given.items():
             feeds = {n: v for n, v in feeds.items() if n not in self.model.static}
             names = [v.name for v in self.model.outputs]
-            if self.model.settings.dtype == np.float64:  # both read the numbers of the file's types
+            if self.model.settings.dtype in NARROWER:  # both read the numbers of the file's types
                 feeds = in_types_of_file(self.model, feeds)
             ours = dict(zip(names, self.model.run(None, feeds), strict=True))
             feeds = in_types_of_file(self.model, feeds) | self.model.static
