@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from importlib import import_module
@@ -70,7 +71,8 @@ def _message(error: Exception) -> str:
     """The message of an error, with flags for Python's keywords, without errno."""
     if isinstance(error, OnnxError) or not isinstance(error, OSError) or not error.strerror:
         return with_flags(str(error))
-    return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+    filename = re.sub(r"^([a-z][\w+.-]+:)/(?!/)", r"\1//", str(error.filename))  # a Path merges the slashes of a URL
+    return error.strerror if error.filename is None else f"{filename}: {error.strerror}"
 
 
 def _parser(names: Iterable[str] = tuple(COMMANDS)) -> Parser:

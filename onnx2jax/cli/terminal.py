@@ -195,18 +195,31 @@ def loading(model: Path) -> Any:
     return stage(f"loading {model.name}")
 
 
+_FLAGS: Final = {
+    r"verify\(against='(\w+)'\)": r"--against \1",
+    r"convert\(\.\.\., external_data_dir='folder'\)": "--external-data-dir FOLDER",
+    r"convert\(\.\.\., follow_links=True\)": "--follow-links",
+    r"convert\(('.*?')\), or onnx2jax\.decoder\(folder\) for .*": r"pass \1, or the folder to onnx2jax generate",
+}
+"""Advice in Python, as a pattern -> the same as flags."""
+
+
 def with_flags(message: str) -> str:
     """A message whose advice in Python is given as flags.
 
     >>> with_flags("Try model.summary(dims={'batch': 64}), or verify(against='reference')")
     'Try --dim batch=64, or --against reference'
+    >>> with_flags("'a' is a folder with m.onnx: convert('a/m.onnx'), or onnx2jax.decoder(folder) for a decoder's")
+    "'a' is a folder with m.onnx: pass 'a/m.onnx', or the folder to onnx2jax generate"
     """
 
     def sizes(advice: re.Match[str]) -> str:
         return " ".join(f"--dim {name}={size}" for name, size in ast.literal_eval(advice[1]).items())
 
     message = re.sub(r"model\.summary\(dims=(\{.*?\})\)", sizes, message)
-    return re.sub(r"verify\(against='(\w+)'\)", r"--against \1", message)
+    for python, flags in _FLAGS.items():
+        message = re.sub(python, flags, message)
+    return message
 
 
 def note(text: str) -> None:

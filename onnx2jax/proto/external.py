@@ -12,6 +12,7 @@ import numpy as np
 
 from ..errors import ExternalDataError, ExternalDataNotFoundError, InputTypeError
 from .dtypes import ELEMENT_TYPES
+from .files import HEAD, foreign
 from .immutable import owned
 from .mapped import LAZY_BYTES, Detached, File, sample
 
@@ -91,9 +92,10 @@ class ExternalFiles:
             )
         start = offset or 0
         if start + nbytes > source.size:
+            head = source.read(0, min(source.size, HEAD)) if isinstance(source, File) else source[:HEAD]
             raise ExternalDataError(
                 f"{what}: bytes {start} to {start + nbytes} are outside {location!r:.80} of {source.size} bytes; "
-                "the file is truncated or belongs to another model",
+                f"{foreign(head.tobytes()) or 'the file is truncated or belongs to another model'}",
                 rule="EX-10",
             )
         return source, start

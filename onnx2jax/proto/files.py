@@ -26,6 +26,8 @@ from ..errors import ModelError, did_you_mean
 from .mapped import LAZY_BYTES, Detached, File
 from .messages import ModelProto, TensorProto
 
+HEAD: Final = 512
+"""Bytes at the beginning of a file that tell its format."""
 _COMPRESSED: Final = {
     b"\x1f\x8b": ("gzip", "gzip"),
     b"BZh": ("bzip2", "bz2"),
@@ -40,6 +42,7 @@ _MAGIC: Final = (
     (0, b"version https://git-lfs", "a Git LFS pointer; fetch the real file with 'git lfs pull'"),
     (0, b"\x28\xb5\x2f\xfd", "compressed by zstd; decompress it first: zstd -d"),
     (257, b"ustar", "a tar archive; unpack it, and pass the .onnx file inside"),
+    (0, b"7z\xbc\xaf", "a 7z archive; unpack it, and pass the .onnx file inside"),
     (0, b"\x93NUMPY", "a NumPy array (.npy)"),
     (4, b"ORTM", "in onnxruntime's own format; convert the .onnx file it was made from"),
     (0, b"GGUF", "a GGUF file of llama.cpp; export the original checkpoint: " + _TRANSFORMERS.format("NAME")),
@@ -48,7 +51,9 @@ _MAGIC: Final = (
 )
 """Offset, bytes there, and what the file is."""
 _CORE_ML: Final = "a Core ML model, which has no way back to ONNX; export the original model"
+_TENSORRT: Final = "a TensorRT engine, for one kind of GPU alone; convert the .onnx file it was made from"
 _SUFFIXES: Final = {
+    **dict.fromkeys((".engine", ".plan", ".trt"), _TENSORRT),
     ".mlmodel": _CORE_ML,
     ".pdmodel": "a Paddle model; convert it first: paddle2onnx --model_filename FILE --save_file model.onnx",
     ".pb": "perhaps a TensorFlow graph; convert it first: " + _TENSORFLOW.format("saved-model", "FOLDER"),
@@ -62,7 +67,7 @@ def foreign(data: bytes, label: str = "") -> str:
     >>> foreign(b"GGUF\\x03")[:20]
     'it is a GGUF file of'
     """
-    head = data[:512]
+    head = data[:HEAD]
     if not data:
         return "it is empty"
     if b"ONNXOPSET" in head[:64]:
@@ -81,10 +86,23 @@ def foreign(data: bytes, label: str = "") -> str:
         return f"it is a pickle, as torch.save and scikit-learn write; {_TORCH}, or skl2onnx.to_onnx(model, inputs)"
     if head.lstrip()[:9].lower().startswith((b"<!doctype", b"<html")):
         return "it is an HTML page, perhaps of a failed download"
-    if head.lstrip().startswith((b"<", b"{")):
-        return "it is text, not protobuf"
+    if re.match(rb"\s*(<\?xml.*?>\s*)?<net\b", head, re.DOTALL):
+        return "it is a model of OpenVINO, which has no way back to ONNX; export the original model"
+    if text := _beginning(head):
+        return f"it is text, not protobuf: {text!r}; is it the answer of a failed download?"
     suffix = Path(label.rstrip("'")).suffix.lower()  # a label is: file 'path'
     return f"it is {_SUFFIXES[suffix]}" if suffix in _SUFFIXES else ""
+
+
+def _beginning(head: bytes) -> str:
+    """The first line of a text; empty if the bytes are no text.
+
+    >>> _beginning(b"Not Found"), _beginning(b"\\x08\\x07")
+    ('Not Found', '')
+    """
+    text = head.decode("utf-8", "replace")
+    is_text = "\ufffd" not in text[:-1] and all(c.isprintable() or c.isspace() for c in text)
+    return text.strip().partition("\n")[0][:60] if is_text else ""
 
 
 def _archive(data: bytes) -> str:
@@ -147,10 +165,14 @@ def _meant(text: str) -> str:
         return ": it is a URL, and nothing is downloaded; download the file, and pass its path"
     if text.startswith("~"):
         return f": '~' is for a shell to expand; pass os.path.expanduser({text!r})"
-    folder, name = os.path.split(text)
+    missing = text
+    while (folder := os.path.dirname(missing)) not in ("", missing) and not os.path.lexists(folder):
+        missing = folder
     files = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
-    if near := did_you_mean(name, files, 0.8):  # .onnx alone makes names alike
-        return near
+    if missing != text:
+        files = [n for n in files if os.path.isdir(os.path.join(folder, n))]
+    if near := did_you_mean(os.path.basename(missing), files, 0.8):  # .onnx alone makes names alike
+        return near if missing == text else f": there is no folder {missing!r}{near}"
     if re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", text) and not os.path.splitext(text)[1].startswith((".onnx", ".ort")):
         return (
             f"; nothing is downloaded: fetch a model of Hugging Face's hub by hf download {text} --local-dir folder, "
@@ -221,7 +243,7 @@ def read_regular(path: str | os.PathLike[str], label: str) -> bytes:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ModelError(f"{label} is no regular file; read it first: convert(data)")
         if (size := os.fstat(descriptor).st_size) > _LIMIT:
-            raise _too_large(size, file.read(512), label)
+            raise _too_large(size, file.read(HEAD), label)
         return file.read()
 
 
@@ -237,7 +259,7 @@ def parse(data: bytes, label: str) -> Any:
         ModelError: the bytes are not a ModelProto.
     """
     if len(data) > _LIMIT:
-        raise _too_large(len(data), data[:512], label)
+        raise _too_large(len(data), data[:HEAD], label)
     try:
         model = ModelProto.FromString(data)
     except DecodeError:

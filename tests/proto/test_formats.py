@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import onnx2jax
-from onnx2jax.errors import ModelError
+from onnx2jax.errors import ExternalDataError, ModelError
 from onnx2jax.proto import files
 
 MODEL = onnx2jax.demo_model().read_bytes()
@@ -57,6 +57,10 @@ FILES = {
     "saved_model.pb": (b"\x08\x01\x12\xc8\x01x", "tf2onnx.convert --saved-model"),
     "page.onnx": (b"<!DOCTYPE html>", "HTML page, perhaps of a failed download"),
     "m.json": (b"{}", "text, not protobuf"),
+    "answer.onnx": (b"\nEntry not found\n", "text, not protobuf: 'Entry not found'; .* failed download"),
+    "ir.xml": (b'<?xml version="1.0"?>\n<net name="m">', "model of OpenVINO"),
+    "m.7z": (b"7z\xbc\xaf\x27\x1c" + bytes(30), "7z archive; unpack it"),
+    "m.engine": (b"ftrt" + bytes(30), "TensorRT engine"),
 }
 
 
@@ -111,9 +115,17 @@ def test_folders(tmp_path: Path) -> None:
             onnx2jax.decoder(folder)
 
 
+def test_a_git_lfs_pointer_in_place_of_external_data(tmp_path: Path) -> None:
+    path = onnx2jax.save(MODEL, tmp_path / "m.onnx", external_data=True)
+    (tmp_path / "m.onnx.data").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(ExternalDataError, match=r"'m\.onnx\.data' of 63 bytes; it is a Git LFS pointer; .*lfs pull"):
+        onnx2jax.convert(path)
+
+
 def test_paths_that_lead_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.onnx").write_bytes(MODEL)
+    (tmp_path / "exports").mkdir()
     for path, says in {
         "https://example.org/m.onnx": "it is a URL, and nothing is downloaded; download the file",
         "s3://bucket/m.onnx": "it is a URL",
@@ -124,6 +136,7 @@ def test_paths_that_lead_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "gpt2": "nothing is downloaded: .* hf download gpt2",
         "openai-community/gpt2": "optimum-cli export onnx --model openai-community/gpt2",
         "folder/m.onnx": "No such file or directory: 'folder/m.onnx'",
+        "exprots/m.onnx": "there is no folder 'exprots'; did you mean 'exports'",
     }.items():
         for call in (onnx2jax.convert, onnx2jax.check, onnx2jax.decoder):
             with pytest.raises(FileNotFoundError, match=says if "folder/" not in path else "No such file or directory"):
