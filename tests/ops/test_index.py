@@ -29,20 +29,21 @@ def registered() -> dict[tuple[str, str], str]:
 
 def written() -> str:
     """The text of the index."""
-    names: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    names: dict[tuple[str, str], list[str]] = defaultdict(list)
     for (domain, name), module in sorted(registered().items()):
-        names[module][domain].append(name)
+        names[module, domain].append(name)
+    domains: dict[tuple[str, str], list[str]] = defaultdict(list)  # operators may have equal names in several
+    for (module, domain), found in sorted(names.items()):
+        domains[module, " ".join(found)].append(domain)
     rows = ""
-    for module, domains in sorted(names.items()):
-        rows += f'    "{module}": {{\n'
-        for domain, found in domains.items():
-            line = f'        "{domain}": "{" ".join(found)}",'
-            if len(line) > 120:
-                wrapped = textwrap.wrap(" ".join(found), 117, initial_indent=" " * 12, subsequent_indent=" " * 12)
-                line = f'        "{domain}": """\n' + "\n".join(wrapped) + '""",'
-            rows += line + "\n"
-        rows += "    },\n"
-    start, end = "_NAMES: Final = {\n", "}\n\nMODULES"
+    for (module, found), several in domains.items():
+        key = ", ".join(f'"{part}"' for part in (module, *several))
+        line = f'    ({key}): "{found}",'
+        if len(line) > 120:
+            wrapped = textwrap.wrap(found, 117, initial_indent=" " * 8, subsequent_indent=" " * 8)
+            line = f'    ({key}): """\n' + "\n".join(wrapped) + '""",'
+        rows += line + "\n"
+    start, end = "_NAMES: Final[Mapping[tuple[str, ...], str]] = {\n", "}\n\nMODULES"
     source = TARGET.read_text(encoding="utf-8")
     return source[: source.index(start) + len(start)] + rows + source[source.index(end) :]
 
