@@ -38,9 +38,26 @@ def split_heads(query, key, value, num_heads, kv_num_heads):
     return heads_of(query, num_heads, "query"), *(heads_of(x, kv_num_heads, "key, value") for x in (key, value))
 
 
-def normalized(x, weight, epsilon):
-    """The heads, normalised where there is a weight."""
-    return x if weight is None else simplified_layer_normalization(x, weight, epsilon=epsilon)[0]
+def normalized(q, k, q_norm_weight, k_norm_weight, *epsilons):
+    """Queries and keys, each head normalised where there are weights."""
+    check_paired(q_norm_weight=q_norm_weight, k_norm_weight=k_norm_weight)
+    if q_norm_weight is None:
+        return q, k
+    rows = zip((q, k), (q_norm_weight, k_norm_weight), epsilons, strict=True)
+    return [simplified_layer_normalization(x, weight, epsilon=epsilon)[0] for x, weight, epsilon in rows]
+
+
+def rotated(q, k, cos_cache, sin_cache, positions, interleaved, *, first=0, least=1):
+    """Queries and keys with rotary embedding of features ``first`` and later, at positions [batch, tokens]."""
+    size = None if cos_cache is None or sin_cache is None else 2 * cos_cache.shape[-1]
+    if size is None or cos_cache.shape[0] < least or not 0 <= first <= q.shape[3] - size:
+        raise ValueError(
+            f"do_rotary=1 needs cos_cache and sin_cache with at least {least} positions, that fit the features after "
+            f"rotary_offset={first}"
+        )
+    options = {"interleaved": interleaved, "rotary_embedding_dim": size}
+    tails = (rotary_embedding(x[..., first:], cos_cache, sin_cache, positions, **options) for x in (q, k))
+    return [jnp.concatenate([x[..., :first], y], axis=-1) if first else y for x, y in zip((q, k), tails, strict=True)]
 
 
 def sink_of(head_sink, smooth_softmax=0):
@@ -155,18 +172,19 @@ def group_query_attention(
     ones); further tokens of ``query`` are padding. The present cache has the extent ``total_sequence_length``, or that
     of the past if it is larger; a sliding cache starts with the oldest token it retains.
     """
-    query = jnp.asarray(query)
-    q, k, v = split_heads(query, key, value, num_heads, kv_num_heads)
-    (new, size), bits, total = q.shape[2:], kv_cache_bit_width, total_sequence_length
+    query, bits, total = jnp.asarray(query), kv_cache_bit_width, total_sequence_length
     total = total.reshape(()) if is_traced(total) else dims(total)[0]
+    q, k, v = split_heads(query, key, value, num_heads, kv_num_heads)
+    new, size = q.shape[2:]
     check_paired(past_key=past_key, past_value=past_value)
-    check_paired(q_norm_weight=q_norm_weight, k_norm_weight=k_norm_weight)
     if (not causal or past_key is None) and query_seqlens is not None:
         raise ValueError(f"query_seqlens needs causal=1 (it is {causal}), past_key and past_value")
     if not causal and local_window_size != -1:
         raise ValueError(f"causal=0 takes no local_window_size (it is {local_window_size}): it must be -1")
     if sliding_window_cache and n_outputs > 3:
         raise NotImplementedError(f"output_qk: {_CACHE}")
+    if n_outputs > 3 and qk_output not in (1, 2):
+        raise ValueError(f"the output output_qk requires qk_output 1 (before softmax) or 2 (after), not {qk_output}")
     qparams = ("k_scale", k_scale, k_quant_type), ("v_scale", v_scale, v_quant_type)
     scales = [cache_scale(*qparam, bits, kv_num_heads, size) for qparam in qparams]
     if sliding_window_cache:
@@ -186,20 +204,16 @@ def group_query_attention(
         attention_bias=(attention_bias, "batch? q_heads? new total"), query_seqlens=(query_seqlens, "batch"),
         q_norm_weight=(q_norm_weight, "size"), k_norm_weight=(k_norm_weight, "size"),
     )  # fmt: skip
-    q = normalized(q, q_norm_weight, qk_norm_epsilon if q_norm_epsilon is None else q_norm_epsilon)
-    k = normalized(k, k_norm_weight, qk_norm_epsilon if k_norm_epsilon is None else k_norm_epsilon)
+    epsilons = (qk_norm_epsilon if e is None else e for e in (q_norm_epsilon, k_norm_epsilon))
+    q, k = normalized(q, k, q_norm_weight, k_norm_weight, *epsilons)
     ends = jnp.asarray(seqlens_k).reshape(-1).astype(np.int32) + 1
     starts = jnp.maximum(ends - new, 0) if query_seqlens is None else ends - query_seqlens.astype(np.int32)
     if do_rotary:
-        positions = 1 if is_traced(total) else total
-        if cos_cache is None or sin_cache is None or cos_cache.shape[0] < positions:
-            raise ValueError(f"do_rotary=1 needs cos_cache and sin_cache with at least {positions} positions")
         at = starts[:, None] + jnp.arange(new, dtype=np.int32)
         if position_ids is not None:  # for a first prompt only its first position is read
             position = position_ids.astype(np.int32)
             at = jnp.where(total == new, position.reshape(-1)[0] + at, position) if query_seqlens is None else position
-        rotary = {"interleaved": rotary_interleaved, "rotary_embedding_dim": 2 * cos_cache.shape[-1]}
-        q, k = (rotary_embedding(x, cos_cache, sin_cache, at, **rotary) for x in (q, k))
+        q, k = rotated(q, k, cos_cache, sin_cache, at, rotary_interleaved, least=1 if is_traced(total) else total)
     first = resident_tokens(starts, length, local_window_size) if sliding_window_cache else starts
     last = first + ends - starts
     stored = [quantized(x, scale, bits) for x, scale in zip((k, v), scales, strict=True)]
@@ -210,7 +224,7 @@ def group_query_attention(
             columns = (starts - first)[:, None] + jnp.arange(keys, dtype=np.int32)
             attention_bias = jnp.take_along_axis(attention_bias, columns[:, None, None], axis=3, mode="clip")
         dropped = last - resident_tokens(ends, length, local_window_size)
-        caches = [per_sequence(lax.dynamic_slice_in_dim, length)(cache, dropped) for cache in caches]
+        caches = [per_sequence(lax.dynamic_slice_in_dim, length)(c, dropped) for c in caches]
     fits = (starts >= 0) & (ends - starts <= new) & (last <= keys) & (first + new <= rows)
     first, last, fits = (x.reshape(-1, 1, 1, 1) for x in (first, last, fits))
     masks = window(new, keys, first, max(local_window_size - 1, -1), 0 if causal else -1)
@@ -219,8 +233,6 @@ def group_query_attention(
     y, (*_, scores, weights) = attend(
         q, k, v, ends=last, keep_scores=n_outputs > 3, biases=[attention_bias], masks=masks, **options
     )
-    if n_outputs > 3 and qk_output not in (1, 2):
-        raise ValueError(f"the output output_qk requires qk_output 1 (before softmax) or 2 (after), not {qk_output}")
     y = merged(jnp.where(fits, y, np.nan))  # a sequence longer than its cache
     if n_outputs <= 3:
         return y, *caches

@@ -11,12 +11,12 @@ import numpy as np
 from jax import lax
 
 from ..arrays import check_shape, check_shapes, dims, is_traced
-from ..attention import attend, check_paired, heads_of, merged, rotary_embedding, window
+from ..attention import attend, check_paired, heads_of, merged, window
 from ..indexing import BOUNDS
 from ..registry import MayBeEmpty, StaticIfKnown, op
 from . import MICROSOFT
 from .attention import projected
-from .grouped import appended, cache_extents, group_query_attention, normalized, sink_of, split_heads
+from .grouped import appended, cache_extents, group_query_attention, normalized, rotated, sink_of, split_heads
 
 _CACHES = "quantized KV caches and those of latent attention are unsupported: use floating-point keys and values"
 
@@ -42,7 +42,6 @@ def paged_attention(
         raise NotImplementedError(f"k_scale, v_scale, a missing value_cache, or a dtype other than query's: {_CACHES}")
     query, key, value = (None if x is None else jnp.asarray(x)[None] for x in (query, key, value))
     q, k, v = split_heads(query, key, value, num_heads, kv_num_heads)
-    check_paired(q_norm_weight=q_norm_weight, k_norm_weight=k_norm_weight)
     new_shape, cache, batch = "1 kv_heads total size", "blocks block kv_heads size", len(cumulative_sequence_length) - 1
     check_shapes(
         {"batch": batch}, query=(q, "1 heads total size"), key=(k, new_shape), value=(v, new_shape),
@@ -50,15 +49,13 @@ def paged_attention(
         block_table=(block_table, "batch blocks_each"), slot_mapping=(slot_mapping, "total"),
         head_sink=(head_sink, "heads"), q_norm_weight=(q_norm_weight, "size"), k_norm_weight=(k_norm_weight, "size"),
     )  # fmt: skip
-    q, k = (normalized(x, w, qk_norm_epsilon) for x, w in ((q, q_norm_weight), (k, k_norm_weight)))
+    q, k = normalized(q, k, q_norm_weight, k_norm_weight, qk_norm_epsilon, qk_norm_epsilon)
     tokens, ends = lax.iota(np.int32, q.shape[2]), jnp.asarray(cumulative_sequence_length)[1:]
     sequence = jnp.searchsorted(ends, tokens, side="right")
     shifts = past_seqlens - jnp.asarray(cumulative_sequence_length)[:-1]  # from a token's index to its position
     at = tokens + shifts[sequence]
     if do_rotary:
-        if cos_cache is None or sin_cache is None:
-            raise ValueError("do_rotary=1 needs cos_cache and sin_cache")
-        q, k = (rotate_from(rotary_offset, x, cos_cache, sin_cache, at[None], rotary_interleaved) for x in (q, k))
+        q, k = rotated(q, k, cos_cache, sin_cache, at[None], rotary_interleaved, first=rotary_offset)
     size = key_cache.shape[1]
     slots = jnp.asarray(block_table)[sequence, at // size] * size + at % size if slot_mapping is None else slot_mapping
     slots = jnp.where((slots >= 0) & (sequence < batch), slots, key_cache.shape[0] * size)  # out of range
@@ -79,13 +76,6 @@ def paged_attention(
 
     each = lax.map(attention, (jnp.asarray(block_table), shifts, shifts + ends))
     return each[sequence, tokens], key_cache, value_cache
-
-
-def rotate_from(first, x, cos_cache, sin_cache, positions, interleaved):
-    """Rotary embedding of features ``first`` and later of [batch, heads, tokens, size] at positions [batch, tokens]."""
-    attributes = {"interleaved": interleaved, "rotary_embedding_dim": 2 * cos_cache.shape[-1]}
-    rotated = rotary_embedding(x[..., first:], cos_cache, sin_cache, positions, **attributes)
-    return jnp.concatenate([x[..., :first], rotated], axis=-1)
 
 
 @op("SparseAttention", domain=MICROSOFT, product=True, limits="a sequence longer than its KV cache yields NaN")
@@ -192,14 +182,13 @@ def dynamic_sparse_attention(
         )
     if both and auxiliary_value is None and not auxiliary_kv_shared:
         raise ValueError("auxiliary_value may only be absent with auxiliary_kv_shared=1")
-    query, total = jnp.asarray(query), total_sequence_length
+    query = jnp.asarray(query)
     q, k, v = split_heads(query, key, value, num_heads, kv_num_heads)
     past_type = k.dtype if past_key is None else past_key.dtype
     if past_type != k.dtype or n_outputs > 3 or not (committed_length is key_scale is value_scale is None):
         raise NotImplementedError(f"a cache of {past_type} for keys of {k.dtype}, scales, or checks: {_UNSUPPORTED}")
     check_paired(past_key=past_key, past_value=past_value)
-    check_paired(q_norm_weight=q_norm_weight, k_norm_weight=k_norm_weight)
-    (batch, _, new, size), new_shape, past_shape = q.shape, "batch heads new size", "batch heads past size"
+    (batch, _, new, _), new_shape, past_shape = q.shape, "batch heads new size", "batch heads past size"
     auxiliary_shape = "batch heads auxiliary size"
     check_shapes(
         {"heads": kv_num_heads, "tokens": batch * new}, query=(q, "batch q_heads new size"), key=(k, new_shape),
@@ -210,16 +199,14 @@ def dynamic_sparse_attention(
         position_ids=(position_ids, "batch new"), q_norm_weight=(q_norm_weight, "size"),
         k_norm_weight=(k_norm_weight, "size"),
     )  # fmt: skip
-    total = total.reshape(()) if is_traced(total) else dims(total)[0]
+    total = total_sequence_length.reshape(()) if is_traced(total_sequence_length) else dims(total_sequence_length)[0]
     keys, rows, _ = cache_extents(total, past_key, new)
     ends = jnp.asarray(seqlens_k).astype(np.int32) + 1
     starts = ends - new
-    q, k = (normalized(x, w, qk_norm_epsilon) for x, w in ((q, q_norm_weight), (k, k_norm_weight)))
+    q, k = normalized(q, k, q_norm_weight, k_norm_weight, qk_norm_epsilon, qk_norm_epsilon)
     if do_rotary:
-        if cos_cache is None or sin_cache is None or not 0 <= rotary_offset <= size - 2 * cos_cache.shape[1]:
-            raise ValueError(f"do_rotary=1 needs cos_cache and sin_cache that fit the features after {rotary_offset=}")
         at = starts[:, None] + np.arange(new, dtype=np.int32) if position_ids is None else position_ids
-        q, k = (rotate_from(rotary_offset, x, cos_cache, sin_cache, at, rotary_interleaved) for x in (q, k))
+        q, k = rotated(q, k, cos_cache, sin_cache, at, rotary_interleaved, first=rotary_offset)
     caches = [appended(past, x, jnp.maximum(starts, 0), rows) for past, x in ((past_key, k), (past_value, v))]
     k, v = (cache[:, :, :keys] for cache in caches)
     indices, offset = jnp.asarray(selected_indices), starts.reshape(-1, 1, 1, 1)
