@@ -101,13 +101,11 @@ def check_paired(**operands):
         raise ValueError(f"{' and '.join(operands)} must be given together")
 
 
-def check_update(update_rule, decay, beta, chunk_size):
+def check_update(update_rule, decay, beta):
     """Raise ValueError unless the operands of linear attention fit its rule."""
     for name, operand, wanted in (("decay", decay, "gated" in update_rule), ("beta", beta, "delta" in update_rule)):
         if (operand is not None) != wanted:
             raise ValueError(f"update_rule {update_rule!r} {'needs' if wanted else 'takes no'} input {name}")
-    if chunk_size < 1:
-        raise ValueError(f"chunk_size ({chunk_size}) must be 1 or more")
 
 
 def check_past(q, k, v, past_key, past_value, **others):
@@ -327,7 +325,7 @@ def linear_attention(
     update_rule: Literal["linear", "gated", "delta", "gated_delta"] = "gated_delta",
 ):  # fmt: skip
     """Linear attention: a state of outer products k v^T, decayed, corrected and read once per token."""
-    check_update(update_rule, decay, beta, chunk_size)
+    check_update(update_rule, decay, beta)
     for name, x in {"query": query, "key": key, "value": value, "decay": decay, "beta": beta}.items():
         check_shape(name, x, "batch", "tokens", "features")
     group, wide = _group(q_num_heads, kv_num_heads), accumulator(query.dtype)
@@ -405,7 +403,12 @@ def causal_conv(input, weight, bias, past_state, activation, dilation):
     y = np.zeros((), wide) if bias is None else bias[:, None].astype(wide)
     for i in range(taps):
         y = y + line[:, :, i * dilation : i * dilation + length].astype(wide) * weight[:, :, i].astype(wide)
-    if activation != "none":
-        y = y.astype(input.dtype).astype(wide)
-        y = y / (1 + xp.exp(-y))
-    return y.astype(input.dtype), line[:, :, length:]
+    return activated(y, activation, input.dtype), line[:, :, length:]
+
+
+def activated(y, activation, dtype):
+    """A convolution's result in ``dtype``, rounded before and after its activation."""
+    if activation == "none":
+        return y.astype(dtype)
+    wide = y.astype(dtype).astype(y.dtype)
+    return (wide / (1 + xp.exp(-wide))).astype(dtype)

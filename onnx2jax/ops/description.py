@@ -17,8 +17,9 @@ FIXTURES: Final = frozenset(
 """Keyword-only parameters whose arguments the interpreter supplies, to operators that declare them."""
 
 POSITIVE: Final = frozenset(
-    {"blocksize", "clip", "dilations", "group", "hidden_size", "kernel_shape", "num_groups", "output_height"}
-    | {"output_width", "p", "pooled_shape", "size", "strides"}
+    {"blocksize", "chunk_size", "clip", "dilation", "dilations", "group", "hidden_size", "kernel_shape", "num_groups"}
+    | {"max_output_entries", "ngram_size", "output_height", "output_width", "p", "pooled_shape", "size", "step"}
+    | {"strides"}
 )
 """Attributes of ONNX's and onnxruntime's operators whose numbers are positive."""
 POSITIVE_IF_REQUIRED: Final = frozenset({"block_size", "kv_num_heads", "num_heads", "q_num_heads"})

@@ -96,16 +96,13 @@ def _stash(x, stash_type):
     return widen(x.astype(to_dtype(stash_type, "stash_type")))
 
 
-@op("LayerNormalization", since=17, unsharded=True)
+@op("LayerNormalization", unsharded=True, limits="below opset 17 as in onnxruntime")
 def layer_normalization(X, Scale, B=None, *, axis=-1, epsilon=1e-5, stash_type=1):
     """LayerNormalization; statistics are computed in ``stash_type``, scale and bias applied in the dtype of X."""
     normalized, mean, inverse = standardize(_stash(X, stash_type), _from_axis(X, axis), epsilon)
     y = normalized.astype(X.dtype) * Scale
     y, stash = y if B is None else y + B, to_dtype(stash_type, "stash_type")
     return y.astype(X.dtype), mean.astype(stash), inverse.astype(stash)
-
-
-op("LayerNormalization", limits="below opset 17 as in onnxruntime")(layer_normalization)
 
 
 @op("RMSNormalization", since=23)

@@ -139,9 +139,7 @@ def signed(x, zero_point):
     zero_point = np.zeros((), np.int32) if zero_point is None else zero_point.astype(np.int32)
     if x.dtype == np.int8:
         return x, zero_point
-    if is_known(x):
-        return (x ^ np.uint8(128)).view(np.int8), zero_point - np.int32(128)
-    return lax.bitcast_convert_type(x ^ np.uint8(128), np.int8), zero_point - np.int32(128)
+    return (x ^ np.uint8(128)).view(np.int8), zero_point - np.int32(128)
 
 
 def column(parameter):
@@ -154,9 +152,10 @@ def row(parameter):
     return parameter.reshape(()) if parameter.size == 1 else parameter
 
 
-def integer_product(a, b, a_zero_point=None, b_zero_point=None):
-    """``(a - a_zero_point) @ (b - b_zero_point)`` in int32: one int8 product, corrected by sums of rows and columns."""
-    return integer_product_with(b, b_zero_point)(a, a_zero_point)
+@op("MatMulInteger", since=10, heavy=True)
+def integer_product(A, B, a_zero_point=None, b_zero_point=None):
+    """``(A - a_zero_point) @ (B - b_zero_point)`` in int32: one int8 product, corrected by sums of rows and columns."""
+    return integer_product_with(B, b_zero_point)(A, a_zero_point)
 
 
 def integer_product_with(b, b_zero_point=None):
@@ -210,12 +209,6 @@ def int8_product_in_bfloat16(a, b):
     return sum(product(*pair, np.dtype(np.float32)).astype(np.int32) for pair in pairs)
 
 
-@op("MatMulInteger", since=10, heavy=True)
-def matmul_integer(A, B, a_zero_point=None, b_zero_point=None):
-    """The int32 product of two 8-bit tensors minus their zero points."""
-    return integer_product(A, B, a_zero_point, b_zero_point)
-
-
 def requantize(x, scale, zero_point, dtype=None):
     """Integer or float sums times a scale, quantized to the dtype of the zero point."""
     return saturate_to(x.astype(np.float32) * scale, zero_point, np.dtype(dtype or zero_point.dtype))
@@ -242,7 +235,9 @@ def max_magnitude(dtype, zero_point):
     return int(max(ends.max - zero_point.min(), zero_point.max() - ends.min))
 
 
-def integer_conv(x, w, x_zero_point, w_zero_point, group, **attributes):
+@op("ConvInteger", since=10, heavy=True, unsharded=True)
+@taking(**WINDOW)
+def integer_conv(x, w, x_zero_point=None, w_zero_point=None, *, group=1, **attributes):
     """The int32 convolution of 8-bit tensors minus their zero points."""
     window = window_of(x.shape[2:], w.shape[2:], **attributes)
     in_float = partial(_float_conv, zero_points=(x_zero_point, w_zero_point), window=window, group=group)
@@ -289,20 +284,13 @@ def _float_conv(x, w, zero_points, window, group):
     return sum(conv(*pair, window, group).astype(np.int32) for pair in operands)
 
 
-@op("ConvInteger", since=10, heavy=True, unsharded=True)
-@taking(**WINDOW)
-def conv_integer(x, w, x_zero_point=None, w_zero_point=None, *, group=1, **attributes):
-    """The int32 convolution of two 8-bit tensors minus their zero points."""
-    return integer_conv(x, w, x_zero_point, w_zero_point, group, **attributes)
-
-
 @op("QLinearConv", since=10, heavy=True)
 @taking(**WINDOW)
 def qlinear_conv(
     x, x_scale, x_zero_point, w, w_scale, w_zero_point, y_scale, y_zero_point, B=None, *, group=1, **attributes
 ):
     """The convolution of two quantized tensors plus an int32 bias, requantized."""
-    y = integer_conv(x, w, x_zero_point, w_zero_point, group, **attributes)
+    y = integer_conv(x, w, x_zero_point, w_zero_point, group=group, **attributes)
     x_scale, w_scale, y_scale = (v.astype(np.float32) for v in (x_scale, w_scale, y_scale))
     per_channel = (-1,) + (1,) * (x.ndim - 2)
     y = y if B is None else y + B.reshape(per_channel)

@@ -248,14 +248,14 @@ def projections(X, W, R, B, direction, layout, hidden_size, n_gates, separate):
     return y, [recurrent_projection(R[d], X.shape[1]) for d in range(directions)], bias
 
 
-@op("RNN", since=7, product=True, unsharded=True, limits=CLIP)
+@op("RNN", product=True, unsharded=True, limits=CLIP)
 @taking(**LAYER | {"activations": ("Tanh", "Tanh")})
 def rnn(X, W, R, B=None, sequence_lens=None, initial_h=None, **attributes):
     """A simple recurrent layer."""
     return layer(rnn_cell, ("Tanh",), 1, projections, X, W, R, B, sequence_lens, [initial_h], **attributes)
 
 
-@op("GRU", since=7, product=True, unsharded=True, limits=CLIP)
+@op("GRU", product=True, unsharded=True, limits=CLIP)
 @taking(**LAYER)
 def gru(X, W, R, B=None, sequence_lens=None, initial_h=None, *, linear_before_reset=0, **attributes):
     """A layer of gated recurrent units (GRU)."""
@@ -270,24 +270,8 @@ def lstm_layer(project, X, W, R, B, sequence_lens, initial_h, initial_c, P, *, i
     return layer(cell, names, 4, project, X, W, R, B, sequence_lens, states, **attributes)
 
 
-@op("LSTM", since=7, product=True, unsharded=True, limits=CLIP)
+@op("LSTM", product=True, unsharded=True, limits=CLIP)
 @taking(**LAYER, input_forget=0)
 def lstm(X, W, R, B=None, sequence_lens=None, initial_h=None, initial_c=None, P=None, **attributes):
     """A long short-term memory (LSTM) layer."""
     return lstm_layer(projections, X, W, R, B, sequence_lens, initial_h, initial_c, P, **attributes)
-
-
-def with_output_sequence(function):
-    """``function`` with the attribute output_sequence of opsets 1 to 6, which the node's outputs already imply."""
-
-    @taking(output_sequence=0)
-    @functools.wraps(function)
-    def legacy(*inputs, output_sequence, **attributes):
-        del output_sequence
-        return function(*inputs, **attributes)
-
-    return legacy
-
-
-for _name, _function in (("RNN", rnn), ("GRU", gru), ("LSTM", lstm)):
-    op(_name)(with_output_sequence(_function))

@@ -57,8 +57,8 @@ UNSHARDED: Final = Shards()
 PADDED: Final = "onnx2jax.padded"
 """The domain of operators that pad their outputs to ``size``; the first output is the number of valid entries."""
 
-# Opset 1 lists which inputs may be overwritten; a pure function has no use for it.
-LEGACY_HINTS: Final = frozenset({"consumed_inputs"})
+# Opset 1 lists inputs that may be overwritten, and says of RNN, GRU and LSTM which outputs are read.
+LEGACY_HINTS: Final = frozenset({"consumed_inputs", "output_sequence"})
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -157,15 +157,9 @@ class Operator:
         for name in self.positive & attributes.keys():
             value = attributes[name]
             if not all(v > 0 for v in (value if isinstance(value, tuple | list) else (value,))):
-                raise ValueError(f"{name} ({value}) must be positive{self._without(name)}")
-
-    def _without(self, name: str) -> str:
-        default = signature(self.function).parameters[name].default if self.function else Parameter.empty
-        return (
-            ""
-            if default is Parameter.empty
-            else f"; without the attribute it is {'none' if default is None else default}"
-        )
+                default = signature(self.function).parameters[name].default if self.function else Parameter.empty
+                known = "" if default is Parameter.empty else f"; without the attribute it is {default or 'none'}"
+                raise ValueError(f"{name} ({value}) must be positive{known}")
 
 
 NO_OPERATOR: Final = Operator("", "", 0, None)

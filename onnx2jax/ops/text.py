@@ -8,6 +8,7 @@ from typing import Literal
 import jax.numpy as jnp
 import numpy as np
 
+from .. import compat
 from .arrays import is_known, xp
 from .ml.scores import batch, only
 from .registry import Static, op
@@ -15,10 +16,7 @@ from .registry import Static, op
 
 def regex(pattern):
     """A compiled regular expression in RE2's syntax, which ONNX specifies and which differs from Python's `re`."""
-    try:
-        import re2
-    except ImportError:
-        raise ImportError("regular expressions need google-re2; install it with: pip install 'onnx2jax[re2]'") from None
+    re2 = compat.optional("re2", "re2")
     try:
         return re2.compile(pattern)
     except re2.error as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +11,8 @@ from jax import lax
 
 from .arrays import is_known
 
-WINDOW = {"auto_pad": "NOTSET", "dilations": None, "kernel_shape": None, "pads": None, "strides": None}
+WINDOW: dict[str, Any] = dict.fromkeys(("dilations", "kernel_shape", "pads", "strides"))
+WINDOW["auto_pad"] = Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID", ""]
 
 
 class Window(NamedTuple):
@@ -53,8 +54,6 @@ def window_of(extents, kernel, strides=None, pads=None, dilations=None, auto_pad
         raise ValueError(f"kernel_shape {kernel}, {strides=}, {dilations=}, {pads=}: not for {len(extents)} axes")
     if any(isinstance(n, int) and n < 1 for n in kernel):
         raise ValueError(f"the kernel has the extents {kernel}, which must be positive")
-    if auto_pad not in ("NOTSET", "VALID", "", "SAME_UPPER", "SAME_LOWER"):
-        raise ValueError(f"auto_pad ({auto_pad!r}) is none of NOTSET, SAME_UPPER, SAME_LOWER, VALID")
     around = tuple(zip(pads[:rank], pads[rank:], strict=True)) if auto_pad != "VALID" else ((0, 0),) * rank
     window = Window(kernel, strides, around, dilations)
     if not auto_pad.startswith("SAME"):

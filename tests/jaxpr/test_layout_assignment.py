@@ -202,7 +202,7 @@ def test_integer_convolutions_are_one_of_int8_and_exact(signed: bool, asymmetric
     zero_points = [x.dtype.type(low + 3), np.full(24, low + 128, x.dtype) + np.arange(24, dtype=x.dtype) * asymmetric]
 
     def function(w: Any, x: Any) -> Any:
-        return integer_conv(x, w, *zero_points, group, pads=[1] * 4)
+        return integer_conv(x, w, *zero_points, group=group, pads=[1] * 4)
 
     with compat.enable_x64():
         closed = jax.jit(function).trace(w, x).jaxpr

@@ -285,7 +285,7 @@ def recurrent() -> list[Row]:
                 h = out * np.tanh(cell)
             every.append(h[None])
         finals = (h[None], cell[None]) if name == "LSTM" else (h[None],)
-        attributes = {"hidden_size": hidden, "output_sequence": 1, "n_outputs": 1 + len(finals)}
+        attributes = {"hidden_size": hidden, "n_outputs": 1 + len(finals)}
         rows.append(Row(name, opsets, (x, w, r, bias), attributes, (np.stack(every), *finals)))
     return rows
 
@@ -336,9 +336,15 @@ def test_no_implicit_broadcast(name: str) -> None:
         run_op(name, X, f(1, 2, 3, 4), opset=LAST)
 
 
-def test_consumed_inputs_are_ignored() -> None:
-    node = helper.make_node("Relu", ["x"], ["y"], consumed_inputs=[0])
-    values = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [2]) for n in "xy"]
+@pytest.mark.parametrize(
+    ("node", "result"),
+    [
+        (helper.make_node("Relu", ["x"], ["y"], consumed_inputs=[0]), 2.0),
+        (helper.make_node("RNN", ["x", "x", "x"], ["y"], hidden_size=1, output_sequence=1), np.tanh(4)),
+    ],
+)
+def test_hints_are_ignored(node: onnx.NodeProto, result: float) -> None:
+    values = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, None) for n in "xy"]
     graph = helper.make_graph([node], "g", values[:1], values[1:])
     model = onnx2jax.convert(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 1)], ir_version=3))
-    np.testing.assert_array_equal(model(f(-1, 2)), f(0, 2))
+    np.testing.assert_allclose(np.ravel(model(np.full((1, 1, 1), 2, np.float32))), result, rtol=1e-6)

@@ -70,8 +70,6 @@ def test_every_opset(name, options, attributes, opset):
     if options.get("lbr") and opset < 3:
         pytest.skip("linear_before_reset came with opset 3")
     X, W, R, B, states = operands(name)
-    if opset < 7:
-        attributes = {**attributes, "output_sequence": 1}
     results = run_op(name, X, W, R, B, None, *states, opset=opset, n_outputs=1 + len(states), **attributes)
     Y, h, c = by_hand(name, X, W[0], R[0], B[0], [s[0] for s in states], **options)
     np.testing.assert_allclose(results[0][:, 0], Y, rtol=1e-4, atol=1e-5)

@@ -252,8 +252,6 @@ _LIMITS = f"ndim 1; {_WINDOW}, as are channel subsets and other state layouts"
 @taking(activation=Swish, channels_last=Literal[0, 1], dilation=1, **_PLAIN)
 def ms_causal_conv_with_state(input, weight, bias=None, past_state=None, *, activation, channels_last, dilation, **_):
     """CausalConvWithState with dilation; channels may be last, and on several axes."""
-    if dilation < 1:
-        raise ValueError(f"dilation ({dilation}) must be 1 or more")
     if not channels_last:
         return causal_conv(input, weight, bias, past_state, activation, dilation)
 

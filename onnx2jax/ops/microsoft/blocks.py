@@ -31,6 +31,15 @@ _SPARSE = (
 )
 
 
+def gated(gate, up, dtype, alpha, beta, limit, rounded=False):
+    """``gate * sigmoid(alpha * gate) * (up + beta)`` in ``dtype``; a limit clips gate and up."""
+    gate, up = widen(jnp.asarray(gate)), widen(jnp.asarray(up))
+    if limit is not None:
+        gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
+    y = gate * jax.nn.sigmoid(alpha * gate)
+    return ((widen(y.astype(dtype)) if rounded else y) * (up + beta)).astype(dtype)
+
+
 def mixture(
     input, router_probs, router_weights, layers, project, *, activation_alpha, activation_beta, activation_type, k,
     normalize_routing_weights, swiglu_fusion, swiglu_limit, shards=UNSHARDED, **_,
@@ -49,7 +58,6 @@ def mixture(
         raise ValueError(f"router_probs has {experts} experts, weights and biases have {lengths}, and k is {k}")
     if activation_type == "swiglu" and joined == (layers[2][0] is not None):
         raise ValueError("swiglu requires either fc3_experts_weights or swiglu_fusion 1 or 2")
-    limit = np.inf if swiglu_limit is None else swiglu_limit
 
     def expert(x, layers):
         gate, up = widen(project(0, x, layers[0])), None
@@ -58,11 +66,10 @@ def mixture(
         elif layers[2][0] is not None:
             up = widen(project(2, x, layers[2]))
         if activation_type == "swiglu":
-            gate = jnp.minimum(gate, limit)
-            y = gate * jax.nn.sigmoid(activation_alpha * gate) * (jnp.clip(up, -limit, limit) + activation_beta)
+            y = gated(gate, up, x.dtype, activation_alpha, activation_beta, swiglu_limit)
         else:
-            y = ACTIVATIONS[activation_type](gate) * (1 if up is None else up)
-        return widen(project(1, y.astype(x.dtype), layers[1]))
+            y = (ACTIVATIONS[activation_type](gate) * (1 if up is None else up)).astype(x.dtype)
+        return widen(project(1, y, layers[1]))
 
     logits = jnp.asarray(widen(router_probs))
     chosen = experts - 1 - lax.top_k(logits[:, ::-1], k)[1]  # ties select the last, as in onnxruntime
@@ -150,15 +157,6 @@ def qmoe(
     return mixture(x, router, rest[12], layers, project, shards=shards, **options)
 
 
-def gated(gate, up, dtype, alpha, beta, limit, rounded=False):
-    """``gate * sigmoid(alpha * gate) * (up + beta)`` in ``dtype``; a positive limit clips gate and up."""
-    gate, up = widen(jnp.asarray(gate)), widen(jnp.asarray(up))
-    if limit > 0:
-        gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
-    y = gate * jax.nn.sigmoid(alpha * gate)
-    return ((widen(y.astype(dtype)) if rounded else y) * (up + beta)).astype(dtype)
-
-
 @op("SwiGLU", domain=MICROSOFT)
 def swi_glu(gate, up=None, *, activation_alpha=1.0, activation_beta=0.0, limit=0.0, round_activation=0):
     """SwiGLU of two tensors, or of the two halves of one along its last axis."""
@@ -166,7 +164,7 @@ def swi_glu(gate, up=None, *, activation_alpha=1.0, activation_beta=0.0, limit=0
         raise ValueError(f"the last extent of gate {gate.shape} must be even, because up is absent")
     a, b = jnp.split(jnp.asarray(gate), 2, axis=-1) if up is None else (gate, up)
     check_shape("up, which does not broadcast,", b, *a.shape)
-    return gated(a, b, gate.dtype, activation_alpha, activation_beta, limit, round_activation)
+    return gated(a, b, gate.dtype, activation_alpha, activation_beta, limit if limit > 0 else None, round_activation)
 
 
 @op("RouterGateUpProj", domain=MICROSOFT, product=True, limits="activation: swiglu, the only one defined")
@@ -179,7 +177,7 @@ def router_gate_up_proj(
     if router_size < 0 or rest < 0 or rest % 2:
         raise ValueError(f"W {W.shape} must have router_size ({router_size}) columns plus an even number")
     router, gate, up = jnp.split(linear(X, W.T, None), [router_size, router_size + rest // 2], axis=-1)
-    return router, gated(gate, up, X.dtype, activation_alpha, activation_beta, limit)
+    return router, gated(gate, up, X.dtype, activation_alpha, activation_beta, limit if limit > 0 else None)
 
 
 @op("MatMulNBitsQLoRA", domain=MICROSOFT, heavy=True)
@@ -336,8 +334,6 @@ def packed_sparse_attention_indexer_merge(
         raise ValueError(
             f"policy_mode {policy_mode!r} requires both of its inputs, and excludes those of the other mode"
         )
-    if max_output_entries < 1:
-        raise ValueError(f"max_output_entries ({max_output_entries}) must be 1 or more")
     check_shapes(
         {}, base_indices=(base_indices, "rows columns"), base_counts=(base_counts, "rows"),
         base_row_indices=(base_row_indices, "queries"), range_starts=(range_starts, "queries"),

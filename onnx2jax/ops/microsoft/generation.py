@@ -24,8 +24,7 @@ LOWEST = np.finfo(np.float32).min
 
 def check_names(graph, what, *names):
     """Raise ValueError unless the first inputs of a graph have these names."""
-    if [v.name for v in graph.inputs[: len(names)]] != list(names):
-        actual = [v.name for v in graph.inputs[: len(names)]]
+    if (actual := [v.name for v in graph.inputs[: len(names)]]) != list(names):
         raise ValueError(f"the inputs of the graph {what} must begin with {', '.join(names)} (it has {actual})")
 
 

@@ -352,8 +352,6 @@ def ngram_repeat_block(input_ids, scores, *, ngram_size):
     """The scores, -inf for each token that would repeat an n-gram of ``ngram_size`` tokens."""
     check_shapes({}, input_ids=(input_ids, "batch tokens"), scores=(scores, "batch vocabulary"))
     batch, tokens = input_ids.shape
-    if ngram_size < 1:
-        raise ValueError(f"ngram_size ({ngram_size}) must be 1 or more")
     if tokens < ngram_size:
         return scores
     repeats, last = repeated_ngrams(input_ids, ngram_size)

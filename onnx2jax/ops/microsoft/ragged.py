@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from ..arrays import accumulator, check_shapes, is_known, xp
-from ..attention import Swish, check_paired, check_update
+from ..attention import Swish, activated, check_paired, check_update
 from ..registry import MayBeEmpty, Static, op
 from . import MICROSOFT
 from .streams import SIZES, ngram_filler, ngram_hashes
@@ -104,8 +104,6 @@ def varlen_causal_conv_with_state(
     del delta_offset, group_size  # belong to kernel_delta
     if kernel_delta is not None or previous_mask is not None:
         raise NotImplementedError(f"{_DYNAMIC}: compute the taps of each token in separate nodes")
-    if dilation < 1:
-        raise ValueError(f"dilation ({dilation}) must be 1 or more")
     input, wide = jnp.asarray(input), accumulator(input.dtype)
     check_shapes({"1": 1}, input=(input, "total channels"), weight=(weight, "channels 1 taps"))
     ragged, taps = Ragged("cumulative_sequence_length", cumulative_sequence_length, input.shape[0]), weight.shape[2]
@@ -116,11 +114,8 @@ def varlen_causal_conv_with_state(
     y = np.zeros((), wide) if bias is None else bias.astype(wide)
     for i in range(taps):
         y = y + ragged.before((taps - 1 - i) * dilation, input, past).astype(wide) * weight[:, 0, i].astype(wide)
-    if activation != "none":
-        y = y.astype(input.dtype).astype(wide)
-        y = y / (1 + jnp.exp(-y))
-    state = jnp.swapaxes(ragged.after(ragged.lengths, input, past), 1, 2)
-    outs = [y.astype(input.dtype), state]
+    outs = [activated(y, activation, input.dtype)]
+    outs.append(jnp.swapaxes(ragged.after(ragged.lengths, input, past), 1, 2))
     if n_outputs > 2:
         outs.append(ragged.captured(input, state_update_capacity, capture_count))
     return tuple(map(ragged.or_nan, outs))
@@ -296,7 +291,7 @@ def gated_delta_net(
 
     Sequence i has the tokens ``cu_seqlens[i]`` to ``cu_seqlens[i + 1]``; without cu_seqlens all have equal length.
     """
-    check_update(update_rule, decay, beta, chunk_size)
+    check_update(update_rule, decay, beta)
     check_paired(key=key, value=value)
     query = jnp.asarray(query)
     q, k, v = _split_qkv(query, initial_state) if key is None else (query, key, value)

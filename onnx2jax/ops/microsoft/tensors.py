@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+import functools
 from typing import Literal
 
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from ..conv import conv_transpose
 from ..indexing import BOUNDS, gather
 from ..norm import dropout
 from ..registry import Static, op, taking
+from ..signal import to_complex, to_parts
 from ..vision import Kernel16, Padding, grid_sample_16, sample, sample_linear
 from ..window import WINDOW
 from . import MICROSOFT
@@ -50,24 +51,20 @@ def bias_dropout(data, bias, residual=None, ratio=None, training_mode: Static = 
     return y if residual is None else y + residual, mask
 
 
-def bitmask(mask):
-    """Booleans as a vector of uint32, 32 per element, lowest bit first, padded with zeros."""
-    bits = jnp.pad(mask.reshape(-1), (0, -mask.size % 32)).reshape(-1, 32)
-    return jnp.sum(bits.astype(np.uint32) << np.arange(32, dtype=np.uint32), axis=1, dtype=np.uint32)
+def with_bitmask(function):
+    """A dropout whose mask is a vector of uint32, 32 elements each, lowest bit first, padded with zeros."""
+
+    @functools.wraps(function)
+    def masked(*inputs, **attributes):
+        y, mask = function(*inputs, **attributes)
+        bits = jnp.pad(mask.reshape(-1), (0, -mask.size % 32)).reshape(-1, 32)
+        return y, jnp.sum(bits.astype(np.uint32) << np.arange(32, dtype=np.uint32), axis=1, dtype=np.uint32)
+
+    return masked
 
 
-@op("BitmaskBiasDropout", domain=MICROSOFT, half="float32", limits=DRAWS)
-def bitmask_bias_dropout(data, bias, residual=None, ratio=None, training_mode: Static = None, *, seed=None, rng):
-    """BiasDropout with a mask of one bit per element."""
-    y, mask = bias_dropout(data, bias, residual, ratio, training_mode, seed=seed, rng=rng)
-    return y, bitmask(mask)
-
-
-@op("BitmaskDropout", domain=MICROSOFT, limits=DRAWS)
-def bitmask_dropout(data, ratio=None, training_mode: Static = None, *, seed=None, rng):
-    """Dropout with a mask of one bit per element."""
-    y, mask = dropout(data, ratio, training_mode, seed=seed, rng=rng)
-    return y, bitmask(mask)
+op("BitmaskBiasDropout", domain=MICROSOFT, half="float32", limits=DRAWS)(with_bitmask(bias_dropout))
+op("BitmaskDropout", domain=MICROSOFT, limits=DRAWS)(with_bitmask(dropout))
 
 
 @op("IsAllFinite", domain=MICROSOFT)
@@ -81,18 +78,14 @@ def is_all_finite(*input, isinf_only=0, isnan_only=0):
 
 def _complex(x):
     check_shape("a complex tensor", x.reshape(-1, *x.shape[-1:]), "elements", 2)
-    return lax.complex(x[..., 0], x[..., 1])
-
-
-def _parts(z):
-    return jnp.stack([z.real, z.imag], axis=-1)
+    return to_complex(x)
 
 
 _PAIRS = "complex numbers are pairs in the last axis"
 _ONE = f"{_PAIRS}; one-dimensional, one-sided, not normalized"
-_complex_op = partial(op, domain=MICROSOFT, half="float32", limits=_PAIRS)
-_complex_op("ComplexMul")(lambda A, B: _parts(_complex(A) * _complex(B)))
-_complex_op("ComplexMulConj")(lambda A, B: _parts(_complex(A) * _complex(B).conj()))
+_complex_op = functools.partial(op, domain=MICROSOFT, half="float32", limits=_PAIRS)
+_complex_op("ComplexMul")(lambda A, B: to_parts(_complex(A) * _complex(B)))
+_complex_op("ComplexMulConj")(lambda A, B: to_parts(_complex(A) * _complex(B).conj()))
 
 
 @op("Rfft", domain=MICROSOFT, half="float32", heavy=True, limits=_ONE)
@@ -101,7 +94,7 @@ def rfft(X, *, normalized: Literal[0] = 0, onesided: Literal[1] = 1, signal_ndim
     del normalized, onesided, signal_ndim
     if X.shape[-1] % 2:
         raise ValueError(f"the signal length ({X.shape[-1]}) must be even")
-    return _parts(jnp.fft.rfft(jnp.asarray(X)))
+    return to_parts(jnp.fft.rfft(jnp.asarray(X)))
 
 
 @op("Irfft", domain=MICROSOFT, half="float32", heavy=True, limits=_ONE)
@@ -166,8 +159,8 @@ def conv_transpose_with_dynamic_pads(X, W, Pads: Static = None, B=None, **attrib
 def unfold_tensor(input, *, dim=-1, size, step=1):
     """Windows of ``size`` elements along one axis, ``step`` apart, as a new last axis."""
     dim = axis_of(dim, input.ndim)
-    if step < 1 or not 0 < size <= input.shape[dim]:
-        raise ValueError(f"size ({size}) and step ({step}) are invalid for an axis of extent {input.shape[dim]}")
+    if size > input.shape[dim]:
+        raise ValueError(f"size ({size}) exceeds an axis of extent {input.shape[dim]}")
     index = np.arange(0, input.shape[dim] - size + 1, step)[:, None] + np.arange(size)
     return xp.moveaxis(xp.take(input, index, axis=dim), dim + 1, -1)
 
