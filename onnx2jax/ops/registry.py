@@ -165,9 +165,6 @@ class Operator:
 NO_OPERATOR: Final = Operator("", "", 0, None)
 """Stands for the operator of a node that calls a function: it declares nothing, and has no traits."""
 
-Wrapper = Callable[[Callable[..., Any], tuple[str, ...]], Callable[..., Any]]
-"""(function, names of its inputs) -> the function in its place."""
-
 
 @dataclass(frozen=True)
 class Registration:
@@ -197,22 +194,14 @@ class Registration:
         function, declared = self.function, dict[str, Any]()
         if function is not None:
             declared = described(self.domain, function)
-            if self.module and (wrapper := _WRAPPERS.get((self.domain, self.name))):
-                function = _wrapped(wrapper, function, declared["inputs"])
         if self.module:
             _BUILT_IN[self.domain, self.name, self.since] = function
         return Operator(self.domain, self.name, self.since, function, **declared, instead=self.instead, **self.traits)
 
 
-@functools.cache
-def _wrapped(wrapper: Wrapper, function: Callable[..., Any], inputs: tuple[str, ...]) -> Callable[..., Any]:
-    return wrapper(function, inputs)  # once: operators are compared by their functions
-
-
 _LOCK: Final = threading.RLock()
 _OPERATORS: dict[tuple[str, str], list[Registration]] = {}
 """The registered versions of each operator, the newest first."""
-_WRAPPERS: dict[tuple[str, str], Wrapper] = {}
 _BUILT_IN: dict[tuple[str, str, int], Callable[..., Any] | None] = {}
 
 
@@ -332,11 +321,6 @@ def load_all() -> None:
     """Import the modules of all operators."""
     for module in sorted({*MODULES.values()}):
         import_module(f"{__package__}.{module}")
-
-
-def wrap(domain: str, name: str, wrapper: Wrapper) -> None:
-    """Replace an operator's functions, in all its versions, by ``wrapper``'s; before its module is imported."""
-    _WRAPPERS[normal_domain(domain), name] = wrapper
 
 
 def is_built_in(operator: Operator) -> bool:

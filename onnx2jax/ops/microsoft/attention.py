@@ -16,7 +16,7 @@ from ..attention import Swish, attend, causal_conv, check_past, heads_of, linear
 from ..indexing import BOUNDS, gather
 from ..linalg import product
 from ..registry import MayBeEmpty, Static, op, taking
-from . import MICROSOFT
+from . import MICROSOFT, operands
 from .quant import matmul_integer_to_float
 
 _MASKS = "masks: [batch], [2 * batch], [3 * batch + 2], [batch, keys], rank 3 and rank 4"
@@ -169,6 +169,7 @@ def attention(
 
 
 @op("QAttention", domain=MICROSOFT, heavy=True, limits=f"{_ANGLES}; past_present_share_buffer is unsupported; {_MASKS}")
+@operands(input="batch tokens features", weight="features hidden", bias="hidden")
 @taking(**OPTIONS)
 def qattention(
     input, weight, bias, input_scale, weight_scale, mask_index=None, input_zero_point=None, weight_zero_point=None,
@@ -219,6 +220,7 @@ def repeat_heads(x, heads, value_heads):
 
 
 @op("LinearAttention", domain=MICROSOFT, heavy=True, limits=_WINDOW)
+@operands(**dict.fromkeys(("query", "key", "value", "decay", "beta"), "batch tokens *"))
 @taking(
     chunk_size=64, scale=0.0, state_window=Literal[0], update_rule=Literal["gated_delta", "linear", "gated", "delta"]
 )
@@ -249,6 +251,7 @@ _LIMITS = f"ndim 1; {_WINDOW}, as are channel subsets and other state layouts"
 
 
 @op("CausalConvWithState", domain=MICROSOFT, heavy=True, limits=_LIMITS)
+@operands(bias="channels")
 @taking(activation=Swish, channels_last=Literal[0, 1], dilation=1, **_PLAIN)
 def ms_causal_conv_with_state(input, weight, bias=None, past_state=None, *, activation, channels_last, dilation, **_):
     """CausalConvWithState with dilation; channels may be last, and on several axes."""

@@ -15,7 +15,7 @@ from ..attention import check_paired
 from ..indexing import BOUNDS, gather
 from ..linalg import product
 from ..registry import UNSHARDED, op, taking
-from . import MICROSOFT
+from . import MICROSOFT, operands
 from .quant import Bits, matmul_nbits, unpack
 from .streams import branches, rms_normalized
 from .weights import linear
@@ -96,10 +96,12 @@ def mixture(
     return y.astype(x.dtype).reshape(input.shape)
 
 
+_ROWS = "rows width|batch tokens width"
 _LAYERS = "input router_probs fc1_experts_weights fc1_experts_bias? fc2_experts_weights fc2_experts_bias?"
 
 
 @op("MoE", domain=MICROSOFT, product=True, limits=_SPARSE)
+@operands(input=_ROWS)
 @taking(*_LAYERS.split(), "fc3_experts_weights?", "fc3_experts_bias?", **OPTIONS)
 def moe(*inputs, shards=UNSHARDED, **options):
     """A mixture of experts: per token the sum of its top k experts, networks of two or three layers."""
@@ -122,6 +124,7 @@ _OWN = dict.fromkeys((f"fc{i}_expert_weight_bits" for i in (1, 2, 3)), Literal[N
     limits=f"integer weights of 2, 4 and 8 bits in the schema's layout; {_SPARSE}; routing weights are normalized "
     "only if requested, whereas onnxruntime's CPU provider always does",
 )  # fmt: skip
+@operands(input=_ROWS)
 @taking(*_PACKED.split(), **OPTIONS, **_OWN)
 def qmoe(
     *inputs, accuracy_level=0, block_size=None, expert_weight_bits: Bits = 4, quant_type: Literal["int"] = "int",

@@ -20,7 +20,7 @@ from ..reduce import unique
 from ..registry import MayBeEmpty, Static, op, taking
 from ..shape import pad, range_, unsqueeze
 from ..window import WINDOW
-from . import MICROSOFT
+from . import MICROSOFT, operands
 
 ACTIVATION_NAMES = "activations: Clip, Selu and those of the recurrent operators"
 
@@ -30,6 +30,7 @@ def _fast_gelu(X, bias=None):
     return gelu(X if bias is None else X + bias, approximate="tanh")
 
 
+@operands(X="batch tokens width", bias="width")
 def _bias_split_gelu(X, bias):
     left, right = xp.split(X + bias, 2, axis=-1)
     return left * gelu(right)
@@ -38,7 +39,7 @@ def _bias_split_gelu(X, bias):
 EXPRESSIONS: dict[str, Any] = {
     "Gelu": lambda X: gelu(X),
     "FastGelu": _fast_gelu,
-    "BiasGelu": lambda A, B: gelu(A + B),
+    "BiasGelu": operands(B="width")(lambda A, B: gelu(A + B)),
     "QuickGelu": taking(alpha=1.702)(swish),
     "BiasSplitGelu": _bias_split_gelu,
     "BiasAdd": lambda X, bias, skip: X + bias + skip,
@@ -143,11 +144,17 @@ def nhwc_max_pool(x, **attributes):
     return nhwc(max_pool, x, **attributes)
 
 
+EMBEDDED = dict.fromkeys(("input_ids", "segment_ids", "mask"), "batch tokens")
+_SKIPPED = {"input": "batch tokens width|tokens width", "skip": "batch? tokens width|tokens width"}
+_SKIPPED |= {"gamma": "width", "bias": "width"}
+
+
 def skip_sum(input, skip, bias):
     return widen(input) + widen(skip) + (0 if bias is None else widen(bias))
 
 
 @op("SkipLayerNormalization", domain=MICROSOFT)
+@operands(**_SKIPPED, beta="width")
 def skip_layer_normalization(input, skip, gamma, beta=None, bias=None, *, epsilon=1e-12):
     """LayerNormalization of ``input + skip + bias``, and that sum."""
     total = skip_sum(input, skip, bias)
@@ -157,6 +164,7 @@ def skip_layer_normalization(input, skip, gamma, beta=None, bias=None, *, epsilo
 
 
 @op("SkipSimplifiedLayerNormalization", domain=MICROSOFT, limits="the second output (mean) is never computed")
+@operands(**_SKIPPED)
 def skip_simplified_layer_normalization(input, skip, gamma, bias=None, *, epsilon=1e-12, n_outputs=1):
     """RMSNormalization of ``input + skip + bias``, and that sum; without a mean."""
     total = skip_sum(input, skip, bias)
@@ -174,6 +182,7 @@ def simplified_layer_normalization(X, scale, *, axis=-1, epsilon=1e-5, stash_typ
 
 
 @op("EmbedLayerNormalization", domain=MICROSOFT)
+@operands(**EMBEDDED, gamma="width", beta="width")
 def embed_layer_normalization(
     input_ids, segment_ids: MayBeEmpty, word_embedding, position_embedding, segment_embedding: MayBeEmpty, gamma, beta,
     mask=None, position_ids=None, *, epsilon=1e-12, mask_index_type: Literal[None, 0, 1] = None,
@@ -217,6 +226,7 @@ def skip_group_norm(X, gamma, beta, skip, bias=None, *, activation, channels_las
 
 
 @op("CDist", domain=MICROSOFT, heavy=True, limits="metrics: sqeuclidean and euclidean")
+@operands(A="rows width", B="others width")
 def cdist(A, B, *, metric: Literal["sqeuclidean", "euclidean"] = "sqeuclidean"):
     """The distances between all rows of A and all rows of B."""
     square = ((jnp.asarray(A)[:, None] - B[None]) ** 2).sum(-1)
@@ -224,6 +234,7 @@ def cdist(A, B, *, metric: Literal["sqeuclidean", "euclidean"] = "sqeuclidean"):
 
 
 @op("Unique", domain=MICROSOFT, limits="data-dependent output shape")
+@operands(x="size")
 def ms_unique(x: Static):
     """(distinct elements in order of appearance, inverse indices, counts)."""
     y, _, inverse, counts = unique(x, sorted=0)

@@ -15,7 +15,7 @@ from ..arrays import check_shapes, dims, is_traced, widen
 from ..attention import attend, check_paired, heads_of, merged, rotary_embedding, window
 from ..indexing import write_slot
 from ..registry import MayBeEmpty, Static, StaticIfKnown, op, taking
-from . import MICROSOFT
+from . import MICROSOFT, operands
 from .attention import (
     BIDIRECTIONAL_OPTIONS,
     BUFFER,
@@ -157,6 +157,7 @@ Quantization = Literal["NONE", "PER_TENSOR", "PER_CHANNEL"]
 
 
 @op("GroupQueryAttention", domain=MICROSOFT, product=True, limits=_CACHE)
+@operands(total_sequence_length="|1")
 def group_query_attention(
     query, key: MayBeEmpty, value: MayBeEmpty, past_key: MayBeEmpty, past_value: MayBeEmpty, seqlens_k,
     total_sequence_length: StaticIfKnown, cos_cache=None, sin_cache=None, position_ids=None, attention_bias=None,
@@ -286,6 +287,7 @@ def decoder_masked_multi_head_attention(
     limits="do_rotary is unsupported; a shared key buffer has the documented layout, interleaved in groups of 16 bytes"
     f"; {BUFFER}",
 )  # fmt: skip
+@operands(mask_index="*|* *|* * *")
 @taking(**BIDIRECTIONAL_OPTIONS)
 def decoder_masked_self_attention(
     input, weights, bias, mask_index: MayBeEmpty, past, attention_bias: MayBeEmpty, past_sequence_length,
@@ -314,6 +316,7 @@ _MASK = "key_padding_mask is unsupported, because its meaning is undocumented"
 
 
 @op("DecoderAttention", domain=MICROSOFT, product=True, limits=_MASK)
+@operands(bias="size")
 def decoder_attention(
     query, key, q_weight, kv_weight, bias, key_padding_mask: MayBeEmpty, key_cache: MayBeEmpty, value_cache: MayBeEmpty,
     static_kv: Static, use_past: Static, has_layer_state: Static, has_key_padding_mask: Static,

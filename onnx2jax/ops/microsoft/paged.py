@@ -14,7 +14,7 @@ from ..arrays import check_shape, check_shapes, dims, is_traced
 from ..attention import attend, check_paired, heads_of, merged, window
 from ..indexing import BOUNDS
 from ..registry import MayBeEmpty, StaticIfKnown, op
-from . import MICROSOFT
+from . import MICROSOFT, operands
 from .attention import projected
 from .grouped import appended, cache_extents, group_query_attention, normalized, rotated, sink_of, split_heads
 
@@ -22,6 +22,7 @@ _CACHES = "quantized KV caches and those of latent attention are unsupported: us
 
 
 @op("PagedAttention", domain=MICROSOFT, product=True, limits=_CACHES)
+@operands(cumulative_sequence_length="ends", past_seqlens="batch")
 def paged_attention(
     query, key: MayBeEmpty, value: MayBeEmpty, key_cache, value_cache: MayBeEmpty, cumulative_sequence_length,
     past_seqlens, block_table, cos_cache=None, sin_cache=None, slot_mapping=None, head_sink=None, q_norm_weight=None,
@@ -79,6 +80,7 @@ def paged_attention(
 
 
 @op("SparseAttention", domain=MICROSOFT, product=True, limits="a sequence longer than its KV cache yields NaN")
+@operands(total_sequence_length="|1")
 def sparse_attention(
     query, key: MayBeEmpty, value: MayBeEmpty, past_key, past_value, block_row_indices, block_col_indices,
     total_sequence_length: StaticIfKnown, key_total_sequence_lengths, cos_cache=None, sin_cache=None,

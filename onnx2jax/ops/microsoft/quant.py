@@ -22,7 +22,7 @@ from ..pool import POOL, average_pool, global_average_pool
 from ..recurrent import LAYER, lstm_layer, reversals
 from ..registry import UNSHARDED, MayBeEmpty, op, resolve, taking
 from ..window import WINDOW
-from . import MICROSOFT
+from . import MICROSOFT, operands
 from .fused import nhwc
 
 
@@ -112,6 +112,7 @@ def ms_qlinear_conv(*inputs, **attributes):
 
 
 @op("QGemm", domain=MICROSOFT, heavy=True)
+@operands(A="* *", B="* *")
 def qgemm(
     A, a_scale, a_zero_point, B, b_scale, b_zero_point, C=None, y_scale=None, y_zero_point=None,
     *, alpha=1.0, transA=0, transB=0,
@@ -186,7 +187,6 @@ Bits = Literal[2, 4, 8]
 _LAYOUTS = "bits: 2, 4 and 8; weight_prepacked is unsupported; accuracy_level is ignored"
 
 
-@op("MatMulNBits", domain=MICROSOFT, product=True, limits=_LAYOUTS)
 def matmul_nbits(
     A, B, scales, zero_points=None, g_idx=None, bias=None,
     *, K, N, accuracy_level=0, bits: Bits = 4, block_size, weight_prepacked: Literal[0] = 0, shards=UNSHARDED,
@@ -208,6 +208,10 @@ def matmul_nbits(
         y = product(x, weight.astype(A.dtype).T, work)
     y = y if bias is None else y + bias.astype(work)
     return y.reshape(*A.shape[:-1], N).astype(A.dtype)
+
+
+_BLOCKS = operands(B="N blocks width", scales="N blocks|*", zero_points="N *|*", bias="N")
+op("MatMulNBits", domain=MICROSOFT, product=True, limits=_LAYOUTS)(_BLOCKS(matmul_nbits))
 
 
 @op("GatherBlockQuantized", domain=MICROSOFT, limits="bits: 2, 4 and 8; out-of-range indices yield zeros")
@@ -235,7 +239,13 @@ def gather_block_quantized(
     return jnp.where(jnp.expand_dims(valid, (*range(gather_axis), *range(gather_axis - data.ndim + 1, 0))), y, 0)
 
 
+_SCALED = dict.fromkeys(("W_scale", "W_zero_point", "R_scale", "R_zero_point"), "directions|directions gates")
+
+
 @op("DynamicQuantizeLSTM", domain=MICROSOFT, heavy=True)
+@operands(
+    X="steps batch size", W="directions size gates", R="directions hidden_size gates", B="directions biases", **_SCALED
+)
 @taking(**{name: value for name, value in LAYER.items() if name != "layout"}, input_forget=0)
 def dynamic_quantize_lstm(
     X, W, R, B: MayBeEmpty, sequence_lens: MayBeEmpty, initial_h: MayBeEmpty, initial_c: MayBeEmpty, P: MayBeEmpty,

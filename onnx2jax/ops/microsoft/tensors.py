@@ -19,7 +19,7 @@ from ..registry import Static, op, taking
 from ..signal import to_complex, to_parts
 from ..vision import Kernel16, Padding, grid_sample_16, sample, sample_linear
 from ..window import WINDOW
-from . import MICROSOFT
+from . import MICROSOFT, operands
 from .fused import ACTIVATION_NAMES, activate, fused_matmul
 
 op("SampleOp", domain=MICROSOFT)(lambda X: X)
@@ -116,6 +116,7 @@ def ms_grid_sample(X, Grid, *, align_corners=0, mode: Kernel16 = "bilinear", pad
 
 
 @op("CropAndResize", domain=MICROSOFT, half="float32", heavy=True)
+@operands(crop_size="2")
 def crop_and_resize(
     X, rois, batch_indices, crop_size: Static,
     *, extrapolation_value=0.0, mode: Literal["bilinear", "nearest"] = "bilinear",
@@ -149,6 +150,7 @@ def crop_and_resize(
 
 
 @op("ConvTransposeWithDynamicPads", domain=MICROSOFT, product=True)
+@operands(Pads="pads")
 @taking(**{name: value for name, value in WINDOW.items() if name != "pads"}, group=1, output_padding=None)
 def conv_transpose_with_dynamic_pads(X, W, Pads: Static = None, B=None, **attributes):
     """ConvTranspose whose pads are an input."""

@@ -18,8 +18,8 @@ from ..cast import cast_to
 from ..linalg import gemm_wide, product
 from ..packed import dependent, float8, looked_up, packed_product
 from ..registry import UNSHARDED, MayBeEmpty, op, resolve, taking
-from . import MICROSOFT
-from .fused import embed_layer_normalization, simplified_layer_normalization, skip_sum
+from . import MICROSOFT, operands
+from .fused import EMBEDDED, embed_layer_normalization, simplified_layer_normalization, skip_sum
 from .quant import Bits, matmul_nbits, unpack
 
 # The values of bitsandbytes' codes 0 to 15: FP4 with the sign in the upper bit, and the 16 quantiles of NF4.
@@ -110,6 +110,7 @@ def _normalized(A, skip, norm_scale, epsilon, sum_output):
 
 
 @op("MatMulNBitsMlp", domain=MICROSOFT, heavy=True, limits="activation: silu")
+@operands(norm_scale="K", gate_bias="N", up_bias="N")
 def matmul_nbits_mlp(
     A, skip: MayBeEmpty, norm_scale: MayBeEmpty, gate_B, gate_scales, gate_bias: MayBeEmpty, up_B, up_scales,
     up_bias=None, *, K, N, accuracy_level=0, activation: Literal["silu"], bits: Bits = 4, block_size, epsilon=1e-5,
@@ -127,6 +128,7 @@ def matmul_nbits_mlp(
 
 
 @op("MatMulNBitsQkv", domain=MICROSOFT, heavy=True)
+@operands(norm_scale="K", q_bias="Nq", k_bias="Nkv", v_bias="Nkv")
 def matmul_nbits_qkv(
     A, skip: MayBeEmpty, norm_scale, q_B, q_scales, q_bias: MayBeEmpty, k_B, k_scales, k_bias: MayBeEmpty, v_B,
     v_scales, v_bias=None, *, K, Nkv, Nq, accuracy_level=0, bits: Bits = 4, block_size, epsilon=1e-6, n_outputs=3,
@@ -170,7 +172,7 @@ def reduce_sum_integer(data, *, axes, keepdims):
     return resolve("", "ReduceSum", 13).function(data, np.array(axes), keepdims=keepdims)
 
 
-_EMBEDDED = (
+_QUANTIZED = (
     "input_ids segment_ids? word_embedding_quant position_embedding_quant segment_embedding? gamma_quant beta_quant "
     "mask? word_embedding_scale position_embedding_scale segment_embedding_scale? gamma_scale beta_scale "
     "word_embedding_zero_point position_embedding_zero_point segment_embedding_zero_point? gamma_zero_point "
@@ -179,7 +181,8 @@ _EMBEDDED = (
 
 
 @op("QEmbedLayerNormalization", domain=MICROSOFT)
-@taking(*_EMBEDDED.split(), epsilon=1e-12)
+@operands(**EMBEDDED, gamma_quant="width", beta_quant="width")
+@taking(*_QUANTIZED.split(), epsilon=1e-12)
 def q_embed_layer_normalization(*operands, epsilon):
     """EmbedLayerNormalization with quantized tables and parameters."""
     (ids, segments), tables, mask = operands[:2], operands[2:7], operands[7]
