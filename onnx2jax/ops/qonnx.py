@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import jax
 import numpy as np
+from jax import lax
 
 from .arrays import is_known, xp
 from .quant import quotient
@@ -95,7 +96,9 @@ def leading_power(x):
     """
     integers = np.dtype(f"int{8 * x.dtype.itemsize}")
     exponent_bits = np.array(np.inf, x.dtype).view(integers)
-    return (x.view(integers) & exponent_bits).view(x.dtype)
+    if is_known(x):
+        return (x.view(integers) & exponent_bits).view(x.dtype)
+    return lax.bitcast_convert_type(lax.bitcast_convert_type(x, integers) & exponent_bits, x.dtype)
 
 
 def clamped(rounded, x, bits, signed, narrow):

@@ -10,7 +10,7 @@ from .arrays import axis_of, check_shape, counting, is_known, xp
 from .registry import Static, op
 
 
-def to_complex(x):
+def _complex(x):
     """[..., 1] -> real [...]; [..., 2] -> complex [...]."""
     if x.shape[-1] not in (1, 2):
         raise ValueError(f"the last extent must be 1 (real) or 2 (real, imaginary), not {x.shape[-1]}")
@@ -42,7 +42,7 @@ def dft(input, dft_length: Static = None, axis: Static = None, *, inverse=0, one
     axis = axis_of(-2 if axis is None else np.asarray(axis).item(), input.ndim)
     if axis == input.ndim - 1:
         raise ValueError(f"axis {axis} contains the real and imaginary parts; choose a signal axis")
-    signal, length, real = to_complex(input), _count(dft_length), input.shape[-1] == 1
+    signal, length, real = _complex(input), _count(dft_length), input.shape[-1] == 1
     if onesided and real == bool(inverse):
         need = "a complex input, last dimension 2" if inverse else "a real input, last dimension 1"
         raise ValueError(f"onesided=1 with inverse={inverse} needs {need} ({input.shape[-1]}); or set onesided=0")

@@ -90,6 +90,7 @@ PROJECTED = [real(2, 3, 8)] * 3
         ("MultiHeadAttention", [*PROJECTED, None, np.ones((2, 1, 3, 3), np.int32)], {"num_heads": 2}, "rank 1 to 3"),
         ("FusedConv", [real(1, 2, 3, 3), real(2, 2, 1, 1), None, real(1, 1, 3, 3)], {"activation": "Relu"}, "Z"),
         ("FusedConv", [real(1, 2, 3, 3), real(2, 2, 1, 1), real(1)], {"activation": "Relu"}, "B must"),
+        ("FastGelu", [real(2, 8), real(1, 8)], {}, "bias must"),
     ],
 )
 def test_surplus_operands_are_refused(name: str, inputs: list[Any], attributes: dict[str, Any], said: str) -> None:

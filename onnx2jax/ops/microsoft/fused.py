@@ -38,7 +38,7 @@ def _bias_split_gelu(X, bias):
 
 EXPRESSIONS: dict[str, Any] = {
     "Gelu": lambda X: gelu(X),
-    "FastGelu": _fast_gelu,
+    "FastGelu": operands(bias="width")(_fast_gelu),
     "BiasGelu": operands(B="width")(lambda A, B: gelu(A + B)),
     "QuickGelu": taking(alpha=1.702)(swish),
     "BiasSplitGelu": _bias_split_gelu,

@@ -173,10 +173,9 @@ def group_query_attention(
     ones); further tokens of ``query`` are padding. The present cache has the extent ``total_sequence_length``, or that
     of the past if it is larger; a sliding cache starts with the oldest token it retains.
     """
-    query, bits, total = jnp.asarray(query), kv_cache_bit_width, total_sequence_length
+    q, k, v = split_heads(jnp.asarray(query), key, value, num_heads, kv_num_heads)
+    (new, size), bits, total = q.shape[2:], kv_cache_bit_width, total_sequence_length
     total = total.reshape(()) if is_traced(total) else dims(total)[0]
-    q, k, v = split_heads(query, key, value, num_heads, kv_num_heads)
-    new, size = q.shape[2:]
     check_paired(past_key=past_key, past_value=past_value)
     if (not causal or past_key is None) and query_seqlens is not None:
         raise ValueError(f"query_seqlens needs causal=1 (it is {causal}), past_key and past_value")

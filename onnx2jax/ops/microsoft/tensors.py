@@ -16,7 +16,7 @@ from ..conv import conv_transpose
 from ..indexing import BOUNDS, gather
 from ..norm import dropout
 from ..registry import Static, op, taking
-from ..signal import to_complex, to_parts
+from ..signal import to_parts
 from ..vision import Kernel16, Padding, grid_sample_16, sample, sample_linear
 from ..window import WINDOW
 from . import MICROSOFT, operands
@@ -78,7 +78,7 @@ def is_all_finite(*input, isinf_only=0, isnan_only=0):
 
 def _complex(x):
     check_shape("a complex tensor", x.reshape(-1, *x.shape[-1:]), "elements", 2)
-    return to_complex(x)
+    return lax.complex(x[..., 0], x[..., 1])
 
 
 _PAIRS = "complex numbers are pairs in the last axis"
