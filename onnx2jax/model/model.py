@@ -321,7 +321,8 @@ class Model(Views, Exports):
         """The partitions of the model as a table: where each runs and why, with compilations and seconds so far."""
         from .reports.table import table
 
-        return table([("stage", "nodes", "why here", "compiled", "seconds"), *self._runtime.program.rows()])
+        rows = table([("stage", "nodes", "why here", "compiled", "seconds"), *self._runtime.program.rows()])
+        return rows if self.spec.groups is None else f"{rows}\n{self.spec.groups}"
 
     def explain_call(self, /, *args: Any, rng: Any = None, **named: Any) -> str:
         """Which path a call takes and why, as tables: numpy, inline, compiled, host or full.

@@ -191,11 +191,12 @@ class StagedProgram:
             reasons = _alike([self.reasons[n] for n in nodes if n in self.reasons])
             fixed = f"by value: {', '.join(by_value)}" if body and by_value else ""
             rolled = [note for c in inside if c.layers is not None for note in c.layers.notes(c.graph)]
-            kinds = ", ".join(dict.fromkeys(n.op_type for n in nodes))
+            shown = [inner for node in nodes for inner in _of_model(node)]
+            kinds = ", ".join(dict.fromkeys(n.op_type for n in shown))
             rows.append(
                 (
                     "jit" if body else "host",
-                    f"{len(nodes)} ({kinds if len(kinds) < 60 else kinds[:57] + '...'})",
+                    f"{len(shown)} ({kinds if len(kinds) < 60 else kinds[:57] + '...'})",
                     "\n".join(filter(None, (*reasons, fixed, *rolled))),
                     str(sum(c.compiles for c in inside)),
                     f"{sum(c.seconds for c in inside):.2f}",
@@ -285,6 +286,11 @@ class StagedProgram:
                     f"and vmap, or leave the output out: convert(..., outputs=[...]). {FLOAT6}"
                 )
         return results
+
+
+def _of_model(node: Node) -> Sequence[Node]:
+    """The node, or those of the graph that a node of this package, such as ``rebatch=``, evaluates."""
+    return node.graphs[0].nodes if node.domain.startswith("onnx2jax.") and node.graphs else (node,)
 
 
 def _alike(reasons: Sequence[str]) -> list[str]:

@@ -334,12 +334,16 @@ def as_param(name: str, value: Any, kind: TensorType) -> Any:
     """
     array = _as_array(ValueInfo(f"params[{name!r}]", kind), kind, value)
     if kind.shape is not None and tuple(array.shape) != kind.shape:
-        raise InputShapeError(
-            f"params[{name!r}] must have shape {list(kind.shape)}, not {list(array.shape)}. To change "
-            f"shapes on purpose, as for another number of classes: model.with_params({{{name!r}: array, ...}}, "
-            "new_shapes=True)"
-        )
+        raise other_shape(name, array.shape, kind.shape)
     return array
+
+
+def other_shape(name: str, given: Sequence[int], shape: Sequence[Any]) -> InputShapeError:
+    """The error about a new value for a parameter that has another shape."""
+    return InputShapeError(
+        f"params[{name!r}] must have shape {list(shape)}, not {list(given)}. To change shapes on purpose, as for "
+        f"another number of classes: model.with_params({{{name!r}: array, ...}}, new_shapes=True), which save writes"
+    )
 
 
 def is_key(value: Any) -> bool:

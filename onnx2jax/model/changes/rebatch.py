@@ -34,7 +34,8 @@ def in_groups(
     """
     extent = inputs[0].shape[axes[0]]  # the same for all inputs: they declare one dimension variable
     if size > 1 and extent % size:
-        raise InputShapeError(f"a batch of {extent} is no multiple of {size}, the model's batch size")
+        symbolic = "" if isinstance(extent, int) else f": export(dims={{'{extent}': '{size}*{extent}'}})"
+        raise InputShapeError(f"a batch of {extent} is no multiple of {size}, the model's batch size{symbolic}")
     groups = extent // size
 
     def one(group: Any, *parts: Any) -> list[Any]:
@@ -122,6 +123,13 @@ class Groups:
         outputs = {v.name: _output_axis(v, rebatch, variables, size) for v in graph.outputs}
         named = frozenset(rebatch if isinstance(rebatch, Mapping) else ())
         return cls(size, {v.name: axes.get(v.name) for v in graph.inputs}, outputs, named, variables)
+
+    def __str__(self) -> str:
+        return f"rebatch=: jax.vmap over groups of {self.size} sample{'s' * (self.size > 1)}"
+
+    def multiples(self, dims: Collection[str]) -> dict[str, int]:
+        """The number of samples of which the free batch of an exported program is a multiple, by its dimension."""
+        return {self.variables[0]: self.size} if self.size > 1 and self.variables[0] not in dims else {}
 
     def over(self, graph: Graph) -> Graph:
         """One node that maps a graph of the model over groups of samples.

@@ -136,7 +136,7 @@ def _with_multiples(
     refuses what some extents refuse. Sizes of images, which are axes from the third on, then get coarser steps. Bounds
     and equal extents are read from messages (see requirements.py).
     """
-    multiples: dict[str, int] = {}
+    multiples = {} if model.spec.groups is None else model.spec.groups.multiples(dims)
     candidates, bounds = images(model.inputs, dims), list(constraints)
     free = free_dimensions(model.inputs, dims)
     first: Exception | None = None

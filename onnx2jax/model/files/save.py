@@ -15,7 +15,6 @@ import numpy as np
 from ...errors import (
     ExternalDataError,
     InputNameError,
-    InputShapeError,
     InputTypeError,
     ModelError,
     ShardingError,
@@ -33,7 +32,7 @@ from ...proto.tensors import EXTERNAL
 from ...proto.walk import tensors, weights
 from ...sharding.processes import together, writes
 from ...sharding.writing import configured
-from ..calls.arguments import check_readable
+from ..calls.arguments import check_readable, other_shape
 
 PROTOBUF_LIMIT: Final = 2**31 - 1
 INLINE_LIMIT: Final = PROTOBUF_LIMIT - 2**20
@@ -210,7 +209,7 @@ def _checked(name: str, value: Any, dtype: np.dtype, shape: tuple[int, ...]) -> 
             f"Convert it: value.astype({str(dtype)!r})"
         )
     if array.shape != shape:
-        raise InputShapeError(f"params[{name!r}] has shape {list(array.shape)}, the file has {list(shape)}")
+        raise other_shape(name, array.shape, shape)
     return array
 
 

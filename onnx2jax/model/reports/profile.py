@@ -17,7 +17,7 @@ from ... import compat
 from ...errors import UnsupportedError
 from ...proto.xspace import Trace, read_trace
 from ..changes.parts import with_graph
-from .summary import MARK, mark, node_of
+from .summary import MARK, mark, node_of, unmarked
 from .table import table
 
 SHOWN: Final = 25
@@ -138,7 +138,8 @@ def profile(model: Any, args: Sequence[Any], named: Mapping[str, Any], rng: Any,
     def call() -> None:
         jax.block_until_ready(shown(*args, rng=rng, **named))
 
-    call()
+    with unmarked(model.graph):
+        call()
     call()  # a program's first run is slower
     whole = []
     for _ in range(calls):

@@ -7,6 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ import jax
 import numpy as np
 
 from ... import compat
-from ...errors import KnownValueError, OperatorError
+from ...errors import KnownValueError, OnnxError, OperatorError
 from ...ir import analysis
 from ...ir.graph import Graph, Node
 from ...jaxpr.program import Equation, Program
@@ -127,21 +128,22 @@ def summary(model: Any, inputs: Mapping[str, Any], dims: Mapping[str, int] | Non
     # Tracing needs no devices; a model with pipeline stages would be several programs.
     placement = None if isinstance(model.placement, Staged) else model.placement
     options = {"max_size": model.spec.max_size, "placement": placement}
-    try:
-        shown = with_outputs(with_graph(model, marked, **options), node_outputs(marked))
-        types, flops = traced(shown, None, feeds, nodes)
-        unknown: set[int] = set()
-    except KnownValueError:
-        feeds = feeds_of(model, inputs, dims)
-        if model.spec.groups is None:
-            types, flops, unknown = _partitioned(model, marked, feeds)
-        else:  # one program for each value of the inputs that all samples share
-            shared = {n: feeds[n] for n, axis in model.spec.groups.inputs.items() if axis is None and n in feeds}
-            shown = with_outputs(with_graph(model, marked, shared, **options), node_outputs(marked))
-            types, flops = traced(shown, None, {n: v for n, v in feeds.items() if n not in shared}, nodes)
-            unknown = set()
-    except OperatorError as e:
-        raise OperatorError(_unmarked(str(e), model.graph) + _sizes_of_one(model, feeds)) from e.__cause__
+    with unmarked(model.graph):
+        try:
+            shown = with_outputs(with_graph(model, marked, **options), node_outputs(marked))
+            types, flops = traced(shown, None, feeds, nodes)
+            unknown: set[int] = set()
+        except KnownValueError:
+            feeds = feeds_of(model, inputs, dims)
+            if model.spec.groups is None:
+                types, flops, unknown = _partitioned(model, marked, feeds)
+            else:  # one program for each value of the inputs that all samples share
+                shared = {n: feeds[n] for n, axis in model.spec.groups.inputs.items() if axis is None and n in feeds}
+                shown = with_outputs(with_graph(model, marked, shared, **options), node_outputs(marked))
+                types, flops = traced(shown, None, {n: v for n, v in feeds.items() if n not in shared}, nodes)
+                unknown = set()
+        except OperatorError as e:
+            raise OperatorError(str(e) + _sizes_of_one(model, feeds)) from e.__cause__
     types |= {n: _type(v) for n, v in {**feeds, **model.static, **model.graph.initializers}.items() if n not in types}
     sizes = {n: math.prod(t.shape) for n, t in model.types.items()}
     rows = []
@@ -160,9 +162,14 @@ def summary(model: Any, inputs: Mapping[str, Any], dims: Mapping[str, int] | Non
     )
 
 
-def _unmarked(message: str, graph: Graph) -> str:
-    """The message with the nodes' own names."""
-    return re.sub(f"{MARK}(\\d+)", lambda found: graph.nodes[int(found[1])].name, message)
+@contextmanager
+def unmarked(graph: Graph) -> Iterator[None]:
+    """Errors name the nodes of a graph that ``mark`` has renamed as the graph does."""
+    try:
+        yield
+    except OnnxError as e:
+        e.message = re.sub(f"{MARK}(\\d+)", lambda found: graph.nodes[int(found[1])].name, e.message)
+        raise
 
 
 def _sizes_of_one(model: Any, feeds: Mapping[str, Any]) -> str:

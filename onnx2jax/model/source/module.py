@@ -103,6 +103,8 @@ class _ModuleWriter:
     def __init__(self, spec: Spec) -> None:
         if spec.settings.dtype is not None or spec.placement is not None:
             raise UnsupportedError("source is of one device and the file's types: convert without dtype= and mesh=")
+        if spec.groups is not None:
+            raise UnsupportedError("source is of one group of samples: jax.vmap it, and convert without rebatch=")
         if spec.settings.loop_cond != "onnx" and (ignored := list(loops.ignored_conditions(spec.graph))):
             raise UnsupportedError(f"{ignored[0]} ends by the condition of its body: source has ONNX's meaning alone")
         self.spec, self.graph = spec, spec.called

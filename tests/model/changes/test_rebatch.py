@@ -13,7 +13,14 @@ from jax import export
 from onnx import helper
 
 import onnx2jax
-from onnx2jax.errors import InputNameError, InputShapeError, OperatorError, RebatchError, TrainingFormError
+from onnx2jax.errors import (
+    InputNameError,
+    InputShapeError,
+    OperatorError,
+    RebatchError,
+    TrainingFormError,
+    UnsupportedError,
+)
 from tests.support.models import model, value
 
 RNG = np.random.default_rng(5)
@@ -286,6 +293,25 @@ def test_export_with_a_symbolic_batch() -> None:
         np.testing.assert_allclose(exported.call(free.params, value), free(value), rtol=1e-6)
 
 
+def test_an_exported_program_takes_multiples_of_the_group_size(tmp_path: Any) -> None:
+    free = onnx2jax.convert(pairs(), rebatch=True)
+    exported = onnx2jax.load_exported(free.export(tmp_path / "out", platforms=["cpu"]))
+    x = RNG.normal(size=(6, 3, 2)).astype(np.float32)
+    np.testing.assert_array_equal(exported(x), free(x))
+    with pytest.raises(InputShapeError, match="takes multiples of 2"):
+        exported(x[:3])
+    with pytest.raises(UnsupportedError, match="convert without rebatch="):
+        free.to_source(tmp_path)
+
+
+def test_reports_name_nodes_as_the_file_does() -> None:
+    nodes = [helper.make_node("NonZero", ["x"], ["n"], "seek"), helper.make_node("Cast", ["n"], ["y"], to=1)]
+    free = onnx2jax.convert(model_proto(nodes, [1, 3], {}), rebatch=True)
+    for report in (free.summary, free.profile):
+        with pytest.raises(RebatchError, match="'seek'"):
+            report(np.ones((2, 3), np.float32))
+
+
 def test_rebatched_training_recomputes_nodes_without_batch_statistics() -> None:
     free = onnx2jax.convert(flattened(), rebatch=True)
     loss = lambda y, _: (y**2).mean()  # noqa: E731
@@ -349,6 +375,9 @@ def test_nodes_of_a_rebatched_model_are_seen_and_cut(tmp_path: Any) -> None:
         np.testing.assert_allclose(found, joined, rtol=1e-5, atol=1e-6, err_msg=name)
     rows = {row.name: row for row in free.summary(x).nodes}
     assert [*rows] == [n.name for n in original.graph.nodes]
+    assert (
+        "12 (Transpose, Reshape, MatMul, Softmax, Gemm)" in free.explain() and "jax.vmap over groups" in free.explain()
+    )
     assert rows["split"].outputs == {"h": "float32[3, 4, 2, 3]"} and rows["g"].flops == 3 * 2 * 4 * 6 * 6
     assert "unmerge" in free.draw(tmp_path / "free.html", inputs={"x": x}).read_text()
     part = free.cut(outputs=["o"])
