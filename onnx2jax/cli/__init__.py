@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except (OnnxError, OSError, ImportError) as error:
         # JAX adds a note about the filtered traceback, which is not printed here.
-        notes = (n for n in getattr(error, "__notes__", ()) if "JAX_TRACEBACK_FILTERING" not in n)
+        notes = (with_flags(n) for n in getattr(error, "__notes__", ()) if "JAX_TRACEBACK_FILTERING" not in n)
         print("\n".join([f"error: {_message(error)}", *notes]), file=sys.stderr)
         return 1
     return status

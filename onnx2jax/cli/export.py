@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import logging
 import sys
@@ -15,12 +16,14 @@ from ..model.files.export import ABOUT, PLATFORMS
 from ..model.files.exported import load_exported
 from ..progress import stage
 from .terminal import (
+    CommandError,
     add_command,
     add_computing,
     add_dims,
     converted,
     extents,
     note,
+    pairs,
     print_result,
 )
 
@@ -36,6 +39,13 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path)
     add_dims(
         parser, "the extent of a dimension variable: a number, or an expression such as past+1; symbolic by default"
+    )
+    parser.add_argument(
+        "--static",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="fix an input whose value decides shapes or branches: a number, or a list [1, 8]; repeatable",
     )
     parser.add_argument(
         "--constraint", action="append", default=[], metavar="'A <= 512'", help="a constraint on dimensions; repeatable"
@@ -56,7 +66,9 @@ def add_export(parser: argparse.ArgumentParser) -> None:
 
 def _export(arguments: argparse.Namespace) -> int:
     sizes = extents(arguments.dim)
-    model = converted(arguments)
+    model = converted(
+        arguments, static={n: _value(n, text) for n, text in pairs("--static", arguments.static, "VALUE")}
+    )
     with stage("lowering"), _attempts():
         folder = model.export(
             arguments.folder,
@@ -81,6 +93,13 @@ def _export(arguments: argparse.Namespace) -> int:
     inputs = [{"name": v.name, "type": str(v.type)} for v in program.inputs]
     facts = {"inputs": inputs, "outputs": program.outputs, "platforms": program.platforms, "files": files}
     return print_result(arguments, facts, "\n".join([str(program), *listed]))
+
+
+def _value(name: str, text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        raise CommandError(f"--static {name}={text}: {text!r} is no number and no list of numbers") from None
 
 
 @contextmanager

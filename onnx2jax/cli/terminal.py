@@ -198,6 +198,8 @@ def loading(model: Path) -> Any:
 _FLAGS: Final = {
     r"verify\(against='(\w+)'\)": r"--against \1",
     r"convert\(\.\.\., external_data_dir='folder'\)": "--external-data-dir FOLDER",
+    r"export\(platforms=\['?(.*?)'?\]\)": r"--platforms \1",
+    r"convert\(\.\.\., static=\{'(\w+)': value\}\)": r"--static \1=VALUE",
     r"convert\(\.\.\., follow_links=True\)": "--follow-links",
     r"convert\(('.*?')\), or onnx2jax\.decoder\(folder\) for .*": r"pass \1, or the folder to onnx2jax generate",
 }
@@ -216,7 +218,7 @@ def with_flags(message: str) -> str:
     def sizes(advice: re.Match[str]) -> str:
         return " ".join(f"--dim {name}={size}" for name, size in ast.literal_eval(advice[1]).items())
 
-    message = re.sub(r"model\.summary\(dims=(\{.*?\})\)", sizes, message)
+    message = re.sub(r"(?:model\.summary|export)\(dims=(\{.*?\})\)", sizes, message)
     for python, flags in _FLAGS.items():
         message = re.sub(python, flags, message)
     return message

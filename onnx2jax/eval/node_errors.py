@@ -121,7 +121,7 @@ def refuse_outputs_beyond_memory(graph: Graph, results: Iterable[Any]) -> None:
         raise OperatorError(
             f"the {len(sizes)} outputs of {graph.name!r} take {needed:.1e} bytes together, and there are {limit:.1e} "
             "bytes of memory: choose smaller extents (--dim name=size, dims={name: size}, or inputs), or "
-            "fewer outputs, convert(..., outputs=[...])"
+            "fewer outputs, model.cut(outputs=[...])"
         )
 
 

@@ -16,8 +16,10 @@ import numpy as np
 from ..errors import UnsupportedError
 from ..proto.dtypes import HOST_ONLY
 from . import loops
-from .graph import Graph, Node, ancestors
+from .graph import Graph, Node, ancestors, descendants
 
+MOST_ENDS: Final = 6
+"""The most values at which a message proposes to cut a graph."""
 MAX_TABLE: Final = 32
 """8-bit tensors of at most this many elements are shapes, axes or tables; larger ones are quantised weights."""
 MAX_ZERO_POINTS: Final = 4096
@@ -40,6 +42,20 @@ def static_names(graph: Graph) -> set[str]:
             names.update(inside & inner.captures)
         names.update(_deciding_scalars(node, graph))
     return names.union(chain.from_iterable(map(_values_read, ancestors(graph.nodes, names, reads=_values_read))))
+
+
+def ends_before(graph: Graph, node: Node) -> list[str]:
+    """The outputs of the largest part of a graph without a node: outputs of the graph, and what the others read of it.
+
+    Empty where that is less than half of the graph, or has more than MOST_ENDS outputs.
+    """
+    below = [node, *descendants(graph.nodes, filter(None, node.outputs))]
+    if 2 * len(below) > len(graph.nodes):
+        return []
+    kept = {o for n in graph.nodes if n not in below for o in n.outputs}
+    names = (*(v.name for v in graph.outputs), *(n for lost in below for n in lost.reads))
+    ends = [n for n in dict.fromkeys(names) if n in kept]
+    return ends if len(ends) <= MOST_ENDS else []
 
 
 def _deciding_scalars(node: Node, graph: Graph) -> set[str]:

@@ -268,12 +268,14 @@ class StagedProgram:
                 found = sorted(sources & {v.name for v in self.graph.inputs})
                 static = f": convert(..., static={{{', '.join(f'{n!r}: value' for n in found)}}})" if found else ""
                 cut.__cause__.add_note(f"it is computed from: {', '.join(map(repr, found)) or 'no input'}{static}")
+                if ends := analysis.ends_before(self.graph, cut.__cause__.node):
+                    cut.__cause__.add_note(f"or leave out what depends on it: model.cut(outputs={ends})")
                 raise cut.__cause__ from None
             names = [v.name for v in self.graph.inputs if not is_jax(values.get(v.name))]
             what = "strings" if "strings" in cut.reason else "its value"
             cure = f", or fix {', '.join(names)}: convert(..., static={{{names[0]!r}: {what}}})" if names else ""
             if not names and any({v.name for v in self.graph.outputs}.intersection(n.outputs) for n in cut.nodes):
-                cure = ", or leave that output out: convert(..., outputs=[...])"
+                cure = ", or leave that output out: model.cut(outputs=[...])"
             lacks = f". {FLOAT6}" if "float6" in cut.reason else ""
             raise KnownValueError(
                 f"{cut.reason}, which JAX cannot trace: call the model outside jit, grad and vmap{cure}{lacks}"
@@ -283,7 +285,7 @@ class StagedProgram:
                 # A caller may use strings while tracing; XLA of jaxlib 0.10 ends the process at these floats.
                 raise KnownValueError(
                     f"output {info.name!r} is {value.dtype}, which JAX cannot trace: call the model outside jit, grad "
-                    f"and vmap, or leave the output out: convert(..., outputs=[...]). {FLOAT6}"
+                    f"and vmap, or leave the output out: model.cut(outputs=[...]). {FLOAT6}"
                 )
         return results
 

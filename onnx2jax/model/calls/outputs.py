@@ -74,7 +74,7 @@ def exportable(outputs: Sequence[ValueInfo], returned: Any) -> tuple[Any, ...]:
             others = [v.name for v in outputs if v is not info]
             raise UnsupportedError(
                 f"output {info} holds {without_arrays(result)}, which an exported program cannot return"
-                + f": leave it out, convert(..., outputs={others})" * bool(others)
+                + f": leave it out, model.cut(outputs={others})" * bool(others)
             )
     return results
 

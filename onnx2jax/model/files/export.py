@@ -33,6 +33,7 @@ from ..calls.arguments import named_dims
 from ..calls.outputs import exportable
 from . import stablehlo
 from .extents import free_dimensions, images, symbolic
+from .messages import PREFIX, explained, node_of_primitive, without_internals
 from .requirements import fixed_extents, requirements, suggested
 
 ABOUT: Final = "about.json"
@@ -75,10 +76,10 @@ def export(
     fixed = dims or {}
     names = {"inputs": [v.name for v in model.inputs], "outputs": [v.name for v in model.outputs]}
     about: dict[str, Any] = {"format": format, **names, "constraints": list(constraints), "jax": jax.__version__}
-    with compat.enable_x64():
+    with compat.enable_x64(), explained(lambda: free_dimensions(model.inputs, fixed)):
         if format == "stablehlo":
             shapes = symbolic(model.inputs, fixed, constraints)
-            exported = _lowered(stablehlo.function(model, params, shapes), platforms or ("cpu",), shapes)
+            exported = _lowered(model, stablehlo.function(model, params, shapes), platforms or ("cpu",), shapes)
             name, program = BYTECODE, exported.mlir_module_serialized
             about |= stablehlo.about(model, exported, params)
         else:
@@ -146,7 +147,7 @@ def _with_multiples(
         try:
             function, names = _function(model, params, shapes), platforms or ("cpu", "cuda", "tpu")
             with progress.stage(f"lowering for {', '.join(names)}{_under(bounds)}"):
-                return _lowered(function, names, shapes), multiples, bounds
+                return _lowered(model, function, names, shapes), multiples, bounds
         except (UnsupportedError, OperatorError, KnownValueError) as e:
             first = first or e
             if note := _fixes(str(e), model.inputs, free, multiples):
@@ -204,9 +205,9 @@ def _named(text: str, symbols: Mapping[str, str]) -> list[str]:
 
 
 def _lowered(
-    program: tuple[Any, Sequence[Any]], platforms: Sequence[str], shapes: Mapping[str, Any]
-) -> jax_export.Exported:  # fmt: skip
-    """The exported program of a jitted function and its arguments' types; call it in 64-bit mode."""
+    model: Any, program: tuple[Any, Sequence[Any]], platforms: Sequence[str], shapes: Mapping[str, Any]
+) -> jax_export.Exported:
+    """The exported program of a model's jitted function and its arguments' types; call it in 64-bit mode."""
     function, arguments = program
     try:
         return jax_export.export(function, platforms=platforms)(*arguments)
@@ -214,10 +215,10 @@ def _lowered(
         e.add_note("export writes a model that is one program; model.explain() shows its stages after a call")
         raise
     except (OnnxError, ValueError, TypeError, NotImplementedError, jax.errors.InconclusiveDimensionOperation) as e:
-        said = str(e).partition("\nThis error arises for")[0]  # JAX's own help is for those who write in JAX
-        error = e if isinstance(e, OnnxError) else UnsupportedError(f"JAX cannot export the model: {said}")
-        # Keep our notes, drop JAX's about its traceback filtering.
-        vars(error)["__notes__"] = [n for n in getattr(e, "__notes__", ()) if not n.startswith("---")]
+        error = e if isinstance(e, OnnxError) else UnsupportedError(f"{PREFIX}{without_internals(str(e))}")
+        vars(error)["__notes__"] = [*getattr(e, "__notes__", ())]
+        if error is not e and (where := node_of_primitive(str(e), function, arguments, model.graph)):
+            error.add_note(where)
         if free := stablehlo.free(shapes):
             error.add_note(
                 f"dimensions {', '.join(free)} were symbolic: fix some (dims={{'batch': 8}}, --dim batch=8), "

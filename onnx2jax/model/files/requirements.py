@@ -16,7 +16,7 @@ _COMPARED: Final = re.compile(r"Symbolic dimension comparison '(.+?)' (?:>=|<) '
 _PADDED: Final = re.compile(
     r"axis size \(= (.+?)\) is larger than 1 and larger or equal than the padding length \(= (\d+)\)"
 )
-_SHAPE: Final = re.compile(r"must have the shape \[([^\[\]]+)\] \(it has \((.+)\)\)")
+_SHAPE: Final = re.compile(r"must have the shape \[([^\[\]]+)\] \(it has (\(.+)")
 _JOINED: Final = re.compile(r"concatenating along dimension (\d+) for shapes (\(.+\))")
 _OPERAND: Final = re.compile(r"\w+\[([^\[\]]*)\]")
 """The shape of an operand, as runtime/node_errors.py describes it."""
@@ -31,7 +31,7 @@ def requirements(message: str, symbols: Collection[str], known: Collection[str] 
 
     >>> requirements("concatenating along dimension 1 for shapes (a, 3), (b, 5).", ["a", "b"])
     ['b == a']
-    >>> requirements("h must have the shape [2, batch, 64] (it has (2, 1, 64))", ["batch"])
+    >>> requirements("If (h must have the shape [2, batch, 64] (it has (2, 1, 64)))", ["batch"])
     ['batch == 1']
     >>> requirements("Symbolic dimension comparison 'frames - 2' >= '0' is inconclusive", ["frames"])
     ['frames >= 2']
@@ -118,7 +118,7 @@ def _found(message: str, symbols: Collection[str], known: Collection[str]) -> It
 def _equal_shapes(message: str) -> Iterator[tuple[list[str], list[str]]]:
     """Pairs of shapes in a message that have to be equal; without the axis along which they are concatenated."""
     for wanted, given in _SHAPE.findall(message):
-        yield _split(wanted), _split(given)
+        yield _split(wanted), _split(_shapes(given)[0])
     for axis, shapes in _JOINED.findall(message):
         first, *others = ([d for i, d in enumerate(_split(s)) if i != int(axis)] for s in _shapes(shapes))
         yield from ((first, other) for other in others)

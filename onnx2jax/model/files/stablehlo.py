@@ -40,7 +40,7 @@ def function(model: Any, params: Mapping[str, Any], shapes: Mapping[str, Any]) -
             if isinstance(result, list):
                 raise UnsupportedError(
                     f"output {info} is a sequence, and a StableHLO program returns arrays: format='jax' returns it, "
-                    "or leave it out, convert(..., outputs=[...])"
+                    "or leave it out, model.cut(outputs=[...])"
                 )
         return returned
 

@@ -40,6 +40,7 @@ from onnx2jax.errors import (
 from onnx2jax.model.files.export import _write as write
 from onnx2jax.model.files.extents import symbolic
 from onnx2jax.model.files.requirements import requirements
+from onnx2jax.ops import op
 from onnx2jax.proto.types import TensorType, ValueInfo
 from tests.support import decoders
 from tests.support.decoders import HEADS, KV_HEADS, SIZE, Net
@@ -376,6 +377,48 @@ def test_export_of_a_partitioned_model_names_the_node(tmp_path: Path) -> None:
     assert "explain()" in "".join(caught.value.__notes__)
 
 
+EIG = "g (float[3, 3] x) => (float[3] y) { y = com.example.Eig(x) }"
+CHOSEN = """g (float[n, 2] x) => (float[n, 2] y) {
+    s = Shape<end = 1>(x)
+    c = Equal(s, five)
+    y = If(c) <then_branch = t () => (float[n, 2] a) { a = Neg(x) },
+               else_branch = e () => (float[n, 2] b) { b = Abs(x) }>
+}"""
+
+
+@op("Eig", domain="com.example")
+def eig(x: Any) -> Any:
+    return jax.numpy.linalg.eigvals(x).real
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "note"),
+    [
+        (
+            CHOSEN,
+            r"^node 'c' \(Equal, opset 21\): whether n .* 5 depends on extents\noperands",
+            "export(dims={'n': 512})",
+        ),
+        (EIG, r"^node 'y' \(com\.example\.Eig, opset 1\): JAX has no 'eig' for .*tpu.*platforms=\[", ""),
+        (
+            "g (float[n, 3] x) => (float[n, 3] h, seq(map(int64, float)) y) { h = Neg(x) a = Abs(h) "
+            "y = ai.onnx.ml.ZipMap<classlabels_int64s = [4, 5, 6]>(a) }",
+            r"ZipMap.* must be known",
+            "model.cut(outputs=['h', 'a'])",
+        ),
+    ],
+)
+def test_messages_of_jax_are_in_terms_of_the_model(tmp_path: Path, text: str, said: str, note: str) -> None:
+    """What JAX says of symbolic scopes, primitives and its own traceback is for those who write in JAX."""
+    proto = text_model(text, **({"five": np.int64([5])} if "five" in text else {}))
+    proto.opset_import.extend([onnx.helper.make_opsetid("com.example", 1), onnx.helper.make_opsetid("ai.onnx.ml", 3)])
+    with pytest.raises(OnnxError, match=said) as caught:
+        onnx2jax.convert(proto).export(tmp_path)
+    notes = "\n".join(getattr(caught.value, "__notes__", ()))
+    assert note in notes
+    assert not re.search("Symbolic dimension|symbolic scope|primitive|JAX has removed", f"{caught.value}\n{notes}")
+
+
 SHAPES = {
     "shape": "int64[2] y) { y = Shape(x)",
     "size": "int64 y) { y = Size(x)",
@@ -412,9 +455,7 @@ def test_models_without_numbers(tmp_path: Path) -> None:
     for format in formats:
         with pytest.raises(UnsupportedError, match=r"output t: string\[1\] holds strings, which an exported program"):
             text.export(tmp_path / "d", format=format)
-        with pytest.raises(
-            KnownValueError, match=r"'t' holds strings.*or leave that output out: convert\(..., outputs="
-        ):
+        with pytest.raises(KnownValueError, match=r"'t' holds strings.*or leave that output out: model\.cut\(outputs="):
             both.export(tmp_path / "d", format=format)
     some = onnx2jax.convert(text_model("g () => (seq(float[2]) y) { y = SequenceConstruct(w, w) }", w=w))
     assert len(onnx2jax.load_exported(some.export(tmp_path / "e"))()) == 2
@@ -693,6 +734,15 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "image: float32[2, 1, 8, 8]" in said
     assert "cpu, cuda" in said
     assert all(f in said for f in ("program.bin", "program.mlir", "weights.npz", "about.json"))
+
+
+def test_the_command_fixes_inputs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx.save(text_model("g (float[6] x, int64[1] s) => (float[k] y) { y = Reshape(x, s) }"), tmp_path / "m.onnx")
+    command = ["export", str(tmp_path / "m.onnx"), str(tmp_path / "out"), "--platforms", "cpu"]
+    assert cli.main(command) == 1
+    assert "it is computed from: 's': --static s=VALUE" in capsys.readouterr().err
+    assert cli.main([*command, "--static", "s=[6]"]) == 0
+    assert cli.main([*command, "--static", "s=six"]) == 2
 
 
 @pytest.mark.parametrize(
