@@ -26,6 +26,7 @@ from .terminal import (
     add_computing,
     add_dims,
     add_dtype,
+    add_rebatch,
     converted,
     dims,
     note,
@@ -52,6 +53,7 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     )
     add_inputs(parser)
     add_dims(parser)
+    add_rebatch(parser)
     add_computing(parser)
     parser.add_argument(
         "--rounds", type=whole, default=9, metavar="N", help="blocks per runtime (default: %(default)s)"
@@ -167,6 +169,7 @@ def add_profile(parser: argparse.ArgumentParser) -> None:
     add_command(parser, _profile, example="profile model.onnx --dim batch=8")
     add_inputs(parser)
     add_dims(parser)
+    add_rebatch(parser)
     add_dtype(parser)
     parser.add_argument("--calls", type=whole, default=20, metavar="N", help="calls to record (default: %(default)s)")
     parser.add_argument("--all", action="store_true", help=f"list every node, not the first {SHOWN}")

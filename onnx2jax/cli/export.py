@@ -20,6 +20,7 @@ from .terminal import (
     add_command,
     add_computing,
     add_dims,
+    add_rebatch,
     converted,
     extents,
     note,
@@ -59,6 +60,7 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format", choices=["jax", "stablehlo"], default="jax", help="stablehlo: for other compilers, such as IREE"
     )
+    add_rebatch(parser)
     add_computing(parser)
     parser.add_argument("--weights", choices=["beside", "inside"], default="beside", help="(default: %(default)s)")
     parser.add_argument("--text", action="store_true", help="write the program as StableHLO too")
@@ -89,7 +91,7 @@ def _export(arguments: argparse.Namespace) -> int:
     if found := [c for c in about["constraints"] if c not in arguments.constraint]:
         note(f"the model requires {', '.join(found)}")
     for name, k in about.get("multiples", {}).items():
-        note(f"{name} must be a multiple of {k}, which a node requires; fix it: --dim {name}={8 * k}")
+        note(f"{name} must be a multiple of {k}, which the model requires; fix it: --dim {name}={8 * k}")
     inputs = [{"name": v.name, "type": str(v.type)} for v in program.inputs]
     facts = {"inputs": inputs, "outputs": program.outputs, "platforms": program.platforms, "files": files}
     return print_result(arguments, facts, "\n".join([str(program), *listed]))

@@ -6,22 +6,18 @@ import argparse
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
 
-from .. import compat
 from ..errors import InputShapeError, InputTypeError, ModelError, OperatorError, did_you_mean
 from ..generation.files import tokenizer_beside
 from ..model.calls.arguments import named_dims, variables
 from ..model.reports.samples import assumed, data_sets, random_values, read_value, read_values
 from ..proto.types import TensorType, ValueInfo
+from .images import IMAGES, add_images, given, image
 from .terminal import CommandError, note, pairs, whole
-
-IMAGES: Final = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
-CHANNELS: Final = {1: "L", 3: "RGB", 4: "RGBA"}
-"""Number of channels -> Pillow's mode."""
 
 
 def add_inputs(parser: argparse.ArgumentParser) -> None:
@@ -42,18 +38,8 @@ def add_inputs(parser: argparse.ArgumentParser) -> None:
         help="a text; its tokens by tokenizer.json beside the model where the input is of integers, "
         "with attention_mask and token_type_ids; repeatable",
     )
-    for name, what in (("mean", "subtracted from"), ("std", "by which are divided")):
-        parser.add_argument(
-            f"--{name}", type=_numbers, metavar="A,B,C", help=f"for images: {what} pixels of 0 to 1, by channel"
-        )
+    add_images(parser)
     parser.add_argument("--seed", type=whole, default=0, help="of random numbers (default: %(default)s)")
-
-
-def _numbers(text: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers such as 0.5,0.5,0.5") from None
 
 
 def input_values(model: Any, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -63,11 +49,18 @@ def input_values(model: Any, arguments: argparse.Namespace) -> dict[str, Any]:
         CommandError: the model has no input of that name, or a file does not fit its input.
     """
     declared = {v.name: v for v in model.inputs} | dict(model.optional)
+    if (options := given(arguments)) and not takes_images(arguments):
+        raise CommandError(f"{options[0]} is for images, and no --input is one")
     feeds = _files(model, declared, arguments)
     for name, text in pairs("--text", arguments.text, "TEXT", first=True):
         known = _known(name, declared)
         feeds |= _text(known, text, declared.keys() - feeds.keys(), arguments.model)
     return feeds
+
+
+def takes_images(arguments: argparse.Namespace) -> bool:
+    """Whether an input of the command line is an image."""
+    return any(Path(text).suffix.lower() in IMAGES for text in arguments.input)
 
 
 def filled(model: Any, feeds: Mapping[str, Any], seed: int) -> dict[str, Any]:
@@ -138,11 +131,11 @@ def _files(model: Any, declared: Mapping[str, ValueInfo], arguments: argparse.Na
             feeds |= {n: _as_declared(array, _known(n, declared)) for n, array in arrays.items()}
         else:
             ((name, path),) = pairs("--input", [option], "FILE")
-            feeds[name] = _file(_known(name, declared), Path(path), arguments)
+            feeds[name] = _file(_known(name, declared), Path(path), arguments, model.metadata)
     return feeds
 
 
-def _file(info: ValueInfo, path: Path, arguments: argparse.Namespace) -> Any:
+def _file(info: ValueInfo, path: Path, arguments: argparse.Namespace, metadata: Mapping[str, str]) -> Any:
     kind = path.suffix.lower()
     if kind == ".pb":
         try:
@@ -154,7 +147,7 @@ def _file(info: ValueInfo, path: Path, arguments: argparse.Namespace) -> Any:
             raise CommandError(f"input {info} does not take the texts of {path}: it is not a tensor of strings")
         return _texts(info, path.read_text(encoding="utf-8").splitlines())
     if kind in IMAGES:
-        return _image(info, path, arguments.mean, arguments.std)
+        return image(info, path, arguments, metadata)
     array = load(path)
     if not isinstance(array, np.ndarray):
         raise CommandError(f"{path} contains named arrays: pass them all by --input {path}")
@@ -212,45 +205,3 @@ def _text(info: ValueInfo, text: str, free: Iterable[str], model: Path) -> dict[
     others = {"attention_mask": "attention_mask", "token_type_ids": "type_ids"}
     found |= {n: getattr(encoding, field) for n, field in others.items() if n in free and n != info.name}
     return {n: np.array(v, info.type.dtype)[(None,) * (len(info.shape or (0, 0)) - 1)] for n, v in found.items()}
-
-
-def _image(info: ValueInfo, path: Path, mean: list[float] | None, std: list[float] | None) -> np.ndarray:
-    """An image in the input's declared layout and size: [1, c, h, w], [1, h, w, c], or without the batch axis."""
-    images = compat.optional("PIL.Image", "image")
-    shape = info.shape or ()
-    if not isinstance(info.type, TensorType) or len(shape) not in (2, 3, 4):
-        raise CommandError(f"input {info} takes no image: it needs 2 to 4 axes")
-    inner = shape[-3:]
-    places = [i for i, d in enumerate(inner) if d in CHANNELS] if len(inner) == 3 else []
-    if len(inner) == 3 and not places:
-        raise CommandError(f"input {info} declares no axis of 1, 3 or 4 channels; pass the image as .npy")
-    if len(places) > 1 and {0, 2} <= {*places}:
-        raise CommandError(f"input {info} may be channels first or last: {path} is ambiguous; pass the image as .npy")
-    axis = None if len(inner) == 2 else (0 if 0 in places else places[-1])
-    count = 1 if axis is None else int(inner[axis] or 1)
-    height, width = (d for i, d in enumerate(inner) if i != axis)
-    try:
-        image = images.open(path).convert(CHANNELS[count])
-    except images.UnidentifiedImageError:
-        raise CommandError(f"{path} is not a readable image") from None
-    size = (width if isinstance(width, int) else image.width, height if isinstance(height, int) else image.height)
-    pixels = np.asarray(image if image.size == size else image.resize(size)).reshape(size[1], size[0], count)
-    dtype = info.type.dtype
-    layout = "height, width" if axis is None else "channels first" if axis == 0 else "channels last"
-    normalised = ", normalised by --mean and --std" if mean or std else ""
-    scale = "0 to 255" if dtype.kind in "iu" else f"scaled to 0 to 1{normalised}"
-    note(
-        f"{info.name}: {path.name}, {image.width} x {image.height}, as {size[0]} x {size[1]} pixels of {count} "
-        f"channel{'s' * (count > 1)} ({layout}), {scale}"
-    )
-    if dtype.kind not in "iu":
-        scaled = pixels / 255
-        for name, numbers in (("mean", mean), ("std", std)):
-            if numbers is not None and len(numbers) not in (1, count):
-                raise CommandError(f"--{name} has {len(numbers)} numbers, and the image {count} channels")
-        pixels = (scaled - (mean or [0.0])) / (std or [1.0])
-    if axis is None:
-        pixels = pixels[..., 0]
-    elif axis != 2:
-        pixels = np.moveaxis(pixels, 2, axis)
-    return pixels.astype(dtype)[(None,) * (len(shape) - len(inner))]

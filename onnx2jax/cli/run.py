@@ -12,12 +12,13 @@ import numpy as np
 from ..model.reports.special_values import first_special, holds
 from ..progress import stage
 from ..proto import npz
-from .inputs import add_inputs, filled, input_values, sized
+from .inputs import add_inputs, filled, input_values, sized, takes_images
 from .terminal import (
     CommandError,
     add_command,
     add_computing,
     add_dims,
+    add_rebatch,
     converted,
     dims,
     note,
@@ -41,7 +42,14 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="fill other inputs with random numbers: normal floats; integers 0 or 1, valid as masks and indices",
     )
+    parser.add_argument(
+        "--labels",
+        type=Path,
+        metavar="FILE",
+        help="names of classes, one in each line, or JSON (default: the model's metadata, or config.json beside it)",
+    )
     add_dims(parser)
+    add_rebatch(parser)
     add_computing(parser)
     parser.add_argument("--output-dir", type=Path, metavar="DIR", help="save each output as DIR/NAME.npy")
     parser.add_argument("--output-file", type=Path, metavar="FILE.npz", help="save all outputs in one file")
@@ -63,14 +71,42 @@ def _run(arguments: argparse.Namespace) -> int:
     outputs = dict(zip((v.name for v in model.outputs), results, strict=True))
     if any(holds(v, "nan") for v in results) and (origin := first_special(model, feeds, 0, ["nan"])):
         note(origin)
+    classes = _classes(model, outputs, arguments)
+    written = _save(outputs, arguments.output_dir, arguments.output_file)
     if arguments.json:
         described = {n: {"type": type_of(x)} for n, x in feeds.items()}
-        print_json({"inputs": described, "outputs": {n: _described(x) for n, x in outputs.items()}})
+        facts = {"inputs": described, "outputs": {n: _described(x) for n, x in outputs.items()}}
+        more = {"classes": _plain(classes), "files": [str(file) for file in written]}
+        print_json(facts | {key: found for key, found in more.items() if found})
     else:
         for title, values in (("inputs", feeds), ("outputs", outputs)):
             print_table(title, ("name", "type", "values"), [(n, type_of(x), _summary(x)) for n, x in values.items()])
-    _save(outputs, arguments.output_dir, arguments.output_file)
+        for name, samples in classes.items():
+            for i, rows in enumerate(samples):
+                title = f"largest scores of {name}" + f", sample {i + 1} of {len(outputs[name])}" * (len(samples) > 1)
+                print_table(title, [*rows[0]], [tuple(map(_text, row.values())) for row in rows])
+        if written:
+            print(f"\nwrote {', '.join(map(str, written))}")
     return 0
+
+
+def _classes(model: Any, outputs: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
+    """The best classes by output and sample: of an image, or of outputs that a file of labels fits."""
+    if arguments.labels is None and not takes_images(arguments):
+        return {}
+    from .classes import best, labels_of
+
+    labels = labels_of(arguments.model, model.metadata, arguments.labels)
+    found = best(outputs, labels)
+    if arguments.labels is None:  # those beside the model may be of something else
+        return found or best(outputs, {})
+    if not found:
+        raise CommandError(f"--labels {arguments.labels} has {len(labels)} labels, and no output as many scores")
+    return found
+
+
+def _text(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _described(value: Any) -> dict[str, Any]:
@@ -105,18 +141,23 @@ def _summary(value: Any) -> str:
     return "  ".join(parts + odd)
 
 
-def _save(outputs: dict[str, Any], folder: Path | None, file: Path | None) -> None:
+def _save(outputs: dict[str, Any], folder: Path | None, file: Path | None) -> list[Path]:
+    """The files that were written."""
     arrays = {name: _storable(value) for name, value in outputs.items() if isinstance(value, np.ndarray)}
+    written = []
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         for name, array in arrays.items():
             # Quoted, names such as a/b:0 are valid file names on every system, and unique.
-            np.save(folder / f"{quote(name, safe='')}.npy", array)
+            written.append(folder / f"{quote(name, safe='')}.npy")
+            np.save(written[-1], array)
     if file is not None:
         npz.write(file, arrays)
+        written.append(file)
     left_out = [name for name in outputs if name not in arrays]
     if left_out and (folder or file):
         note(f"not saved, because not tensors: {', '.join(left_out)}")
+    return written
 
 
 def _storable(array: np.ndarray) -> np.ndarray:

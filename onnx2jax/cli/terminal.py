@@ -113,9 +113,30 @@ def add_computing(parser: Any) -> None:
     )
 
 
+def add_rebatch(parser: Any) -> None:
+    """Add ``--rebatch`` and ``--batch-axis``, which ``computing`` reads."""
+    parser.add_argument(
+        "--rebatch",
+        action="store_true",
+        help="accept multiples of the batch that the file fixes, its inputs' first axis",
+    )
+    parser.add_argument(
+        "--batch-axis",
+        action="append",
+        default=[],
+        metavar="NAME=AXIS",
+        help="the same, where the batch is another axis of an input or output, or not in all inputs; repeatable",
+    )
+
+
 def computing(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The options of ``convert`` that ``add_dtype`` and ``add_computing`` added."""
-    return {n: vars(arguments)[n] for n in ("dtype", "scan_layers") if n in arguments}
+    """The options of ``convert`` that ``add_dtype``, ``add_computing`` and ``add_rebatch`` added."""
+    found = {n: vars(arguments)[n] for n in ("dtype", "scan_layers", "rebatch") if n in arguments}
+    axes = {
+        n: _size("--batch-axis", n, text)
+        for n, text in pairs("--batch-axis", vars(arguments).get("batch_axis", ()), "AXIS")
+    }
+    return found | ({"rebatch": axes} if axes else {})
 
 
 def converted(arguments: argparse.Namespace, **options: Any) -> Model:
@@ -130,7 +151,7 @@ def dims(options: Iterable[str]) -> dict[str, int]:
     Raises:
         CommandError: an option has another form.
     """
-    return {name: _size(name, text) for name, text in pairs("--dim", options, "SIZE")}
+    return {name: _size("--dim", name, text) for name, text in pairs("--dim", options, "SIZE")}
 
 
 def extents(options: Iterable[str]) -> dict[str, int | str]:
@@ -139,9 +160,9 @@ def extents(options: Iterable[str]) -> dict[str, int | str]:
     return {name: int(text) if text.isdecimal() else text for name, text in found}
 
 
-def _size(name: str, text: str) -> int:
+def _size(option: str, name: str, text: str) -> int:
     if not text.isdecimal():
-        raise CommandError(f"--dim {name}={text}: {text!r} is not a whole number")
+        raise CommandError(f"{option} {name}={text}: {text!r} is not a whole number")
     return int(text)
 
 
@@ -200,6 +221,10 @@ _FLAGS: Final = {
     r"convert\(\.\.\., external_data_dir='folder'\)": "--external-data-dir FOLDER",
     r"export\(platforms=\['?(.*?)'?\]\)": r"--platforms \1",
     r"convert\(\.\.\., static=\{'(\w+)': value\}\)": r"--static \1=VALUE",
+    r"convert\(\.\.\., rebatch=True\)": "--rebatch",
+    r"convert\(\.\.\., rebatch=\{'input name': axis\}\)": "--batch-axis NAME=AXIS",
+    r"convert\(\.\.\., rebatch=\{'input': axis, ('.*?'): axis\}\)": r"--batch-axis INPUT=AXIS --batch-axis \1=AXIS",
+    r"convert\(\.\.\., rebatch=\{('.*?'): axis, \.\.\.\}\)": r"--batch-axis \1=AXIS",
     r"convert\(\.\.\., follow_links=True\)": "--follow-links",
     r"convert\(('.*?')\), or onnx2jax\.decoder\(folder\) for .*": r"pass \1, or the folder to onnx2jax generate",
 }

@@ -44,7 +44,8 @@ def node_error(e: Exception, node: Node, values: Sequence[Any], on_host: bool) -
         return KnownValueError(f"{node}: {e}{bound_fix(node)}", tuple(named), node)
     if isinstance(e, OnnxError):
         if isinstance(node.target, Function) or node.graphs or node.differentiates:
-            e.add_note(f"inside {node}")
+            if not node.is_private:
+                e.add_note(f"inside {node}")
             if node.differentiates and on_host:
                 return OperatorError(f"{node} meets a node on its way that has no derivative\n{e}")
             if isinstance(e, KnownValueError):

@@ -79,6 +79,11 @@ class Node:
         return (*filter(None, self.inputs), *self.captures)
 
     @property
+    def is_private(self) -> bool:
+        """Whether it is one of this package, which no file has, such as that of ``rebatch``."""
+        return self.domain.startswith("onnx2jax.")
+
+    @property
     def differentiates(self) -> bool:
         """Whether it differentiates values of the graph, named by its attributes."""
         return "derivatives" in self.operator.fixtures

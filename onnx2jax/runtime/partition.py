@@ -292,7 +292,7 @@ class StagedProgram:
 
 def _of_model(node: Node) -> Sequence[Node]:
     """The node, or those of the graph that a node of this package, such as ``rebatch=``, evaluates."""
-    return node.graphs[0].nodes if node.domain.startswith("onnx2jax.") and node.graphs else (node,)
+    return node.graphs[0].nodes if node.is_private and node.graphs else (node,)
 
 
 def _alike(reasons: Sequence[str]) -> list[str]:

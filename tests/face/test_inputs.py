@@ -83,6 +83,86 @@ def test_images_get_the_declared_size_and_channels(capsys: Capture, tmp_path: Pa
     assert "declares no axis of 1, 3 or 4 channels" in refused(capsys, same(tmp_path, np.float32, [7, 2, 9]), *options)
 
 
+def test_pixels_are_the_numbers_that_the_model_takes(capsys: Capture, tmp_path: Path) -> None:
+    Image.new("RGB", (2, 2), (255, 51, 0)).save(tmp_path / "i.png")
+    given = ["--input", f"x={tmp_path}/i.png"]
+
+    def pixels(path: str, *options: str) -> Any:
+        """By channel."""
+        found = np.array(ran(capsys, path, *given, *options)["x_again"]["values"])[0]
+        return (found[:, 0, 0] if len(found) == 3 else found[0, 0]).tolist()
+
+    path = same(tmp_path, np.float32, [1, 3, 2, 2])
+    assert pixels(path, "--pixels", "0,255", "--bgr", "--mean", "1,2,3") == [-1, 49, 252]
+    assert pixels(path, "--pixels=-1,1", "--std", "0.5") == pytest.approx([2, -1.2, -2])
+    proto = onnx.load(path)
+    for key, text in (("Image.BitmapPixelFormat", "BGR8"), ("Image.NominalPixelRange", "NominalRange_16_235")):
+        proto.metadata_props.add(key=key, value=text)
+    onnx.save(proto, tmp_path / "m.onnx")
+    assert pixels(path) == pytest.approx([16, 59.8, 235])
+    assert pixels(path, "--pixels", "0,1") == pytest.approx([0, 0.2, 1])
+    assert pixels(same(tmp_path, np.uint8, [1, 2, 2, 3]), "--bgr") == [0, 51, 255]
+    assert "--mean is for inputs of floats" in refused(capsys, path, *given, "--mean", "1")
+    assert "--bgr is for images, and no --input is one" in refused(capsys, path, "--random", "--bgr")
+
+
+def test_the_largest_scores_of_a_classifier(capsys: Capture, tmp_path: Path) -> None:
+    """Of an image, or with labels: in a file, the metadata, or config.json as Hugging Face's exports have it."""
+    image = tmp_path / "i.png"
+    Image.fromarray(np.full((2, 6), 51, np.uint8)).save(image)
+    path, command = same(tmp_path, np.float32, [1, 12]), ["--input", f"x={tmp_path}/x.npy"]
+    np.save(tmp_path / "x.npy", np.arange(12, dtype=np.float32)[None])
+
+    def classes(*arguments: Any) -> Any:
+        assert cli.main(["run", *map(str, arguments), "--json"]) == 0
+        return json.loads(capsys.readouterr().out).get("classes")
+
+    assert classes(path, *command) is None
+    (tmp_path / "l.txt").write_text("\n".join("abcdefghijkl"))
+    (found,) = classes(path, *command, "--labels", tmp_path / "l.txt")["x_again"]
+    assert [(row["class"], row["label"], row["score"]) for row in found[:2]] == [(11, "l", 11), (10, "k", 10)]
+    assert len(found) == 5 and found[0]["softmax"] == pytest.approx(0.6321, abs=1e-4)
+    assert cli.main(["run", path, *command, "--labels", str(tmp_path / "l.txt")]) == 0
+    assert "largest scores of x_again" in (said := capsys.readouterr().out) and " 11     l      11 " in said
+    (tmp_path / "two.json").write_text('{"0": "a", "1": "b"}')
+    for name, says in (("two.json", "has 2 labels, and no output"), ("i.onnx", "expected a label in each line")):
+        (tmp_path / "i.onnx").touch()
+        assert says in refused(capsys, path, *command, "--labels", tmp_path / name)
+
+    flat = helper.make_node("Flatten", ["x"], ["y"], axis=1)
+    proto = model([flat], [value("x", np.float32, [1, 1, 2, 6])], [value("y", np.float32, [1, 12])])
+    onnx.save(proto, tmp_path / "m.onnx")
+    given = ["--input", f"x={image}"]
+    assert classes(path, *given)["y"][0][0] == {"class": 0, "score": pytest.approx(0.2)}
+    labels = {str(i): f"label {i}" for i in range(12)}
+    (tmp_path / "config.json").write_text(json.dumps({"id2label": labels}))
+    assert classes(path, *given)["y"][0][0]["label"] == "label 0"
+    proto.metadata_props.add(key="names", value=str({i: f"name {i}" for i in range(12)}))
+    onnx.save(proto, tmp_path / "m.onnx")
+    assert classes(path, *given)["y"][0][0]["label"] == "name 0"
+
+
+def test_another_batch_than_the_files(capsys: Capture, tmp_path: Path) -> None:
+    path = same(tmp_path, np.float32, [2, 3], value("more", np.float32, [4, 2]))
+    assert cli.main(["run", path, "--random", "--dim", "batch=4"]) == 1
+    assert "for other batch sizes: --rebatch" in capsys.readouterr().err
+    assert cli.main(["run", path, "--random", "--rebatch"]) == 1
+    assert "Name them: --batch-axis NAME=AXIS" in capsys.readouterr().err
+    axes = ["--batch-axis", "x=0", "--batch-axis", "more=1", "--batch-axis", "more_again=1"]
+    found = ran(capsys, path, "--random", *axes, "--dim", "batch=6")
+    assert [v["type"] for v in found.values()] == ["float32[6, 3]", "float32[4, 6]"]
+    assert cli.main(["run", path, "--random", *axes, "--dim", "batch=3"]) == 1
+    said = capsys.readouterr().err
+    assert "a batch of 3 is no multiple of 2" in said and "InGroups" not in said
+
+
+def test_files_that_are_written_are_said(capsys: Capture, tmp_path: Path) -> None:
+    path = same(tmp_path, np.float32, [2])
+    options = ["--output-dir", str(tmp_path / "out"), "--output-file", str(tmp_path / "all.npz")]
+    assert cli.main(["run", path, "--random", *options]) == 0
+    assert f"wrote {tmp_path}/out/x_again.npy, {tmp_path}/all.npz" in capsys.readouterr().out
+
+
 def test_texts_fill_the_declared_shape(capsys: Capture, tmp_path: Path) -> None:
     path = same(tmp_path, np.object_, ["n", 1])
     (tmp_path / "t.txt").write_text("one\ntwå\n")

@@ -48,9 +48,8 @@ def check_dims(keyword: str, given: Mapping[str, Any], inputs: Iterable[ValueInf
         raise InputTypeError(f"{keyword} takes a dict by dimension variable, not {type(given).__name__}")
     known = variables(inputs)
     if unknown := sorted(set(given) - set(known)):
-        raise InputNameError(
-            f"{keyword} names {unknown}; the model's dimension variables are {known}{did_you_mean(unknown, known)}"
-        )
+        fix = did_you_mean(unknown, known) or ("" if known else "; for other batch sizes: convert(..., rebatch=True)")
+        raise InputNameError(f"{keyword} names {unknown}; the model's dimension variables are {known}{fix}")
 
 
 def checked_extent(keyword: str, name: str, extent: Any, also: str = "") -> int:
