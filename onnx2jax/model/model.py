@@ -16,6 +16,7 @@ from ..errors import InputNameError, InputTypeError, RandomKeyError, did_you_mea
 from ..eval.settings import Settings
 from ..eval.values import to_host
 from ..ir.graph import Graph, nodes_named
+from ..ir.lookups import check_lookups
 from ..ops.arrays import is_traced
 from ..proto.origin import Origin
 from ..proto.types import TensorType, ValueInfo
@@ -452,6 +453,7 @@ class Model(Views, Exports):
         if (traced or compilations != runtime.structure.compared) and not spec.max_size:
             runtime.declared.compare(values | dict(self.static), results)
         if compilations != runtime.structure.compared and not traced:  # a new signature
+            check_lookups(self.graph, values)
             runtime.structure.compared = compilations
             if not spec.max_size:
                 runtime.growth.note(self.graph, self.inputs, values)

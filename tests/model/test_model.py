@@ -26,7 +26,7 @@ from onnx2jax.errors import (
     RandomKeyError,
     UnsupportedError,
 )
-from tests.support.models import mlp, mlp_reference, model, one_node, value
+from tests.support.models import mlp, mlp_reference, model, one_node, text_model, value
 
 X = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)
 
@@ -611,3 +611,21 @@ def test_options_that_rewrote_a_graph_stay_once_it_is_changed() -> None:
     late = onnx2jax.convert(mlp()).cut(outputs=[half.graph.nodes[0].outputs[0]]).with_options(dtype="bfloat16")
     x = np.ones((2, 4), np.float32)
     np.testing.assert_allclose(late(x), np.asarray(part(x), np.float32), rtol=1e-2)
+
+
+def test_an_index_beyond_a_table_is_named_in_the_first_call_of_a_signature() -> None:
+    """As ONNX requires. Later calls read NaN, as traced indices do: a check would cost each of them."""
+    tables = {"w": np.ones((100, 64), np.float32), "v": np.ones((64, 400), np.float32)}
+    text = """g (int64[b, s] ids) => (float[b, s, m] y) {
+        i = Unsqueeze(ids, last)
+        j = Squeeze(i, last)
+        rows = Gather(w, j)
+        y = MatMul(rows, v)
+    }"""
+    found = onnx2jax.convert(text_model(text, last=np.int64([-1]), **tables))
+    beyond = np.array([[1, 100]])
+    for ids in (beyond, jnp.asarray(beyond), -beyond - 1):
+        with pytest.raises(InputValueError, match=r"'ids' has -?10\d, and node 'rows' .*100 rows"):
+            found(ids)
+    assert found(beyond - 1).shape == (1, 2, 400)
+    assert np.isnan(found(beyond)[0, 1]).all() and found.compilations == 1
