@@ -182,7 +182,7 @@ def test_a_graph_is_no_model() -> None:
 
 
 def test_messages_about_files_name_no_protobuf_classes(tmp_path: Path) -> None:
-    (tmp_path / "m.onnx").write_bytes(b"no model at all")
+    (tmp_path / "m.onnx").write_bytes(b"\xffno model at all")
     with pytest.raises(ModelError, match="its bytes are not a protobuf message") as caught:
         onnx2jax.convert(tmp_path / "m.onnx")
     assert "Proto" not in str(caught.value)

@@ -221,3 +221,23 @@ def test_a_32_bit_jit_of_a_model_that_returns_an_input_or_a_parameter(also: str)
     y, returned = jax.jit(converted.apply)(converted.params, x)
     np.testing.assert_array_equal(y, x.argmax(1))
     np.testing.assert_array_equal(returned, {"x": x, "w": w}[also])
+
+
+def test_a_jit_outside_x64_narrows_its_arguments_and_no_more() -> None:
+    """By JAX, before the model sees them: docs/limits.md says so."""
+    nodes = [helper.make_node("Add", [n, n], [2 * n]) for n in ("x", "i")]
+    inputs, outputs = ([value(x, np.float64, [2]), value(i, np.int64, [2])] for x, i in (("x", "i"), ("xx", "ii")))
+    doubled = onnx2jax.convert(model(nodes, inputs, outputs))
+    x, i = np.array([1 + 1e-12, 2]), np.array([2**40 + 3, 2**31 - 1])
+    for found in (doubled(x, i), _in_64_bits(jax.jit(doubled), x, i)):
+        np.testing.assert_array_equal(found[0], 2 * x)
+        np.testing.assert_array_equal(found[1], 2 * i)
+    narrow = jax.jit(doubled)(x, i)
+    assert [v.dtype for v in narrow] == [np.float64, np.int64]
+    np.testing.assert_array_equal(narrow[0], 2 * x.astype(np.float32).astype(float))
+    np.testing.assert_array_equal(narrow[1], [6, 2**32 - 2])  # wrapped, and doubled in 64 bits
+
+
+def _in_64_bits(function: Any, *args: Any) -> Any:
+    with jax.enable_x64(True):
+        return function(*args)
