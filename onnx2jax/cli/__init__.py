@@ -61,16 +61,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except (OnnxError, OSError, ImportError) as error:
         # JAX adds a note about the filtered traceback, which is not printed here.
-        notes = (with_flags(n) for n in getattr(error, "__notes__", ()) if "JAX_TRACEBACK_FILTERING" not in n)
-        print("\n".join([f"error: {_message(error)}", *notes]), file=sys.stderr)
+        notes = [n for n in getattr(error, "__notes__", ()) if "JAX_TRACEBACK_FILTERING" not in n]
+        options = arguments.parser._option_string_actions
+        print("\n".join(with_flags(text, options) for text in (f"error: {_message(error)}", *notes)), file=sys.stderr)
         return 1
     return status
 
 
 def _message(error: Exception) -> str:
-    """The message of an error, with flags for Python's keywords, without errno."""
+    """The message of an error, without errno."""
     if isinstance(error, OnnxError) or not isinstance(error, OSError) or not error.strerror:
-        return with_flags(str(error))
+        return str(error)
     filename = re.sub(r"^([a-z][\w+.-]+:)/(?!/)", r"\1//", str(error.filename))  # a Path merges the slashes of a URL
     return error.strerror if error.filename is None else f"{filename}: {error.strerror}"
 

@@ -111,6 +111,6 @@ def _as_numbers(
     return scaled, f"scaled to {low:g} to {high:g}{words}{normalised}"
 
 
-def given(arguments: argparse.Namespace) -> list[str]:
+def image_options(arguments: argparse.Namespace) -> list[str]:
     """The options for images that the command line has."""
     return [f"--{n}" for n in FLAGS if getattr(arguments, n) not in (None, False)]

@@ -16,7 +16,7 @@ from ..generation.files import tokenizer_beside
 from ..model.calls.arguments import named_dims, variables
 from ..model.reports.samples import assumed, data_sets, random_values, read_value, read_values
 from ..proto.types import TensorType, ValueInfo
-from .images import IMAGES, add_images, given, image
+from .images import IMAGES, add_images, image, image_options
 from .terminal import CommandError, note, pairs, whole
 
 
@@ -49,7 +49,7 @@ def input_values(model: Any, arguments: argparse.Namespace) -> dict[str, Any]:
         CommandError: the model has no input of that name, or a file does not fit its input.
     """
     declared = {v.name: v for v in model.inputs} | dict(model.optional)
-    if (options := given(arguments)) and not takes_images(arguments):
+    if (options := image_options(arguments)) and not takes_images(arguments):
         raise CommandError(f"{options[0]} is for images, and no --input is one")
     feeds = _files(model, declared, arguments)
     for name, text in pairs("--text", arguments.text, "TEXT", first=True):

@@ -7,7 +7,7 @@ import ast
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from textwrap import indent
 from typing import Any, Final
@@ -231,11 +231,13 @@ _FLAGS: Final = {
 """Advice in Python, as a pattern -> the same as flags."""
 
 
-def with_flags(message: str) -> str:
-    """A message whose advice in Python is given as flags.
+def with_flags(message: str, options: Container[str] | None = None) -> str:
+    """A message whose advice in Python is given as flags, where a command has them among its options.
 
     >>> with_flags("Try model.summary(dims={'batch': 64}), or verify(against='reference')")
     'Try --dim batch=64, or --against reference'
+    >>> with_flags("fix it: convert(..., static={'s': value})", ["--dim"])
+    "fix it: convert(..., static={'s': value})"
     >>> with_flags("'a' is a folder with m.onnx: convert('a/m.onnx'), or onnx2jax.decoder(folder) for a decoder's")
     "'a' is a folder with m.onnx: pass 'a/m.onnx', or the folder to onnx2jax generate"
     """
@@ -245,7 +247,8 @@ def with_flags(message: str) -> str:
 
     message = re.sub(r"(?:model\.summary|export)\(dims=(\{.*?\})\)", sizes, message)
     for python, flags in _FLAGS.items():
-        message = re.sub(python, flags, message)
+        if options is None or not flags.startswith("--") or flags.split()[0] in options:
+            message = re.sub(python, flags, message)
     return message
 
 

@@ -49,11 +49,11 @@ def ends_before(graph: Graph, node: Node) -> list[str]:
 
     Empty where that is less than half of the graph, or has more than MOST_ENDS outputs.
     """
-    below = [node, *descendants(graph.nodes, filter(None, node.outputs))]
-    if 2 * len(below) > len(graph.nodes):
+    below = {node, *descendants(graph.nodes, filter(None, node.outputs))}
+    if node not in graph.nodes or 2 * len(below) > len(graph.nodes):
         return []
     kept = {o for n in graph.nodes if n not in below for o in n.outputs}
-    names = (*(v.name for v in graph.outputs), *(n for lost in below for n in lost.reads))
+    names = (*(v.name for v in graph.outputs), *(n for lost in graph.nodes if lost in below for n in lost.reads))
     ends = [n for n in dict.fromkeys(names) if n in kept]
     return ends if len(ends) <= MOST_ENDS else []
 

@@ -268,7 +268,7 @@ class StagedProgram:
                 found = sorted(sources & {v.name for v in self.graph.inputs})
                 static = f": convert(..., static={{{', '.join(f'{n!r}: value' for n in found)}}})" if found else ""
                 cut.__cause__.add_note(f"it is computed from: {', '.join(map(repr, found)) or 'no input'}{static}")
-                if ends := analysis.ends_before(self.graph, cut.__cause__.node):
+                if cut.__cause__.node and (ends := analysis.ends_before(self.graph, cut.__cause__.node)):
                     cut.__cause__.add_note(f"or leave out what depends on it: model.cut(outputs={ends})")
                 raise cut.__cause__ from None
             names = [v.name for v in self.graph.inputs if not is_jax(values.get(v.name))]
