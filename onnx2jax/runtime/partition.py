@@ -23,9 +23,10 @@ from ..ir.graph import Graph, Node
 from ..jaxpr.pipeline import HOST_PASS
 from ..limits import HOST_TRIPS, MOST_FUSED, MOST_SHAPES
 from ..ops.arrays import is_traced
+from ..ops.cast import is_float
 from ..ops.registry import PADDED, resolve
 from ..proto.dtypes import FLOAT6
-from ..proto.types import ValueInfo
+from ..proto.types import TensorType, ValueInfo
 from .compile import Outcome, Subprogram
 from .compile_ahead import compile_ahead, row_from
 from .cut import body_of, is_heavy, partitioned
@@ -266,7 +267,10 @@ class StagedProgram:
             if isinstance(cut.__cause__, KnownValueError):
                 sources = analysis.sources(self.graph.nodes, cut.__cause__.values)
                 found = sorted(sources & {v.name for v in self.graph.inputs})
-                static = f": convert(..., static={{{', '.join(f'{n!r}: value' for n in found)}}})" if found else ""
+                types = {v.name: v.type for v in self.graph.inputs}
+                tensors = {n: kind for n in found if isinstance(kind := types[n], TensorType)}
+                fixed = [n for n in found if n not in tensors or not is_float(tensors[n].dtype)] or found
+                static = f": convert(..., static={{{', '.join(f'{n!r}: value' for n in fixed)}}})" if found else ""
                 cut.__cause__.add_note(f"it is computed from: {', '.join(map(repr, found)) or 'no input'}{static}")
                 if cut.__cause__.node and (ends := analysis.ends_before(self.graph, cut.__cause__.node)):
                     cut.__cause__.add_note(f"or leave out what depends on it: model.cut(outputs={ends})")

@@ -743,6 +743,10 @@ def test_the_command_fixes_inputs(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "it is computed from: 's': --static s=VALUE" in capsys.readouterr().err
     assert cli.main([*command, "--static", "s=[6]"]) == 0
     assert cli.main([*command, "--static", "s=six"]) == 2
+    text = "g (float[6] x, int64[1] s) => (float[k] y) { c = Cast<to = 7>(x) t = Min(s, c) y = Reshape(x, t) }"
+    onnx.save(text_model(text), tmp_path / "m.onnx")
+    assert cli.main(command) == 1
+    assert "it is computed from: 's', 'x': --static s=VALUE" in capsys.readouterr().err  # not images or sounds
 
 
 @pytest.mark.parametrize(
