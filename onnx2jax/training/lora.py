@@ -22,6 +22,7 @@ import numpy as np
 
 from ..errors import CheckpointError, InputNameError, InputShapeError, InputTypeError, TrainingFormError, nearest
 from ..eval.values import to_host
+from ..ir.casts import NARROWER
 from ..ir.graph import Graph, Node
 from ..model.changes.detours import Detour, InsertedNode, detoured, opset_of, with_detours
 from ..model.model import Model
@@ -168,8 +169,8 @@ def adapters(
     if alpha is not None and not (math.isfinite(alpha) and alpha > 0):
         raise InputTypeError(f"lora_alpha is {alpha}; it must be a number above 0")
     maps, found = list(linear_maps(graph)), dict[LinearMap, int]()
-    if dtype == np.float64:
-        maps = [replace(m, dtype=dtype) for m in maps]
+    if dtype in NARROWER:
+        maps = [replace(m, dtype=dtype) if m.dtype is None or m.dtype in NARROWER[dtype] else m for m in maps]
     unsuitable = _unsuitable(full, maps)
     for pattern, rank in ranks.items():
         for linear in _matching(full, maps, unsuitable, pattern):

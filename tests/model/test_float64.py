@@ -376,6 +376,21 @@ def test_training_in_float64(lora: int | None, tmp_path: Path) -> None:
     assert moved < 1e-7  # of a step that float32 would round away, or make larger
 
 
+@pytest.mark.usefixtures("standard_promotion")  # optax
+def test_training_a_file_of_half_precision_in_float32() -> None:
+    """Its weights start with the digits of float32 and move by less than float16 can tell."""
+    optax = pytest.importorskip("optax")
+    half = text_model("g (float16[b, 4] x) => (float16[b, 4] y) { y = MatMul(x, w) }", w=W.astype(np.float16))
+    model = onnx2jax.convert(half, dtype="float32")
+    model = model.with_params({"w": model.params["w"] * np.float32(1 + 1e-6)})
+    tuned = onnx2jax.finetune(model, lambda y, _: (y**2).mean(), optax.sgd(1e-5), trainable="w", lora=2)
+    state, metrics = tuned.step(tuned.init(), {"x": X})
+    assert {v.dtype for v in (*state.params.values(), metrics["loss"])} == {np.dtype(np.float32)}
+    np.testing.assert_allclose(metrics["loss"], (np.asarray(model(X)) ** 2).mean(), rtol=1e-6)
+    moved = np.abs(tuned.to_model(state).params["w"] - model.params["w"])
+    assert 0 < moved.max() < 1e-4
+
+
 def test_export_and_meshes(tmp_path: Path) -> None:
     model = double(mlp())
     again = onnx2jax.load_exported(model.export(tmp_path / "out", platforms=["cpu"]))
