@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import subprocess
 import sys
+from functools import partial
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 import onnx2jax
+from onnx2jax.runtime.dispatch import BoundCall, DispatchCache
+from onnx2jax.runtime.executable import Executable
+from onnx2jax.runtime.persistent_jit import PersistentJit
+from onnx2jax.runtime.sections import Sections
 from tests import quick
 from tests.support.helpers import ROOT
 from tests.support.house import LAYERS, modules, package_of
@@ -120,6 +127,47 @@ def test_jaxprs_are_read_and_built_in_one_module() -> None:
         return sources()[module].attributes & FIELDS | {name for name in imported if name.split(".")[-1] in CLASSES}
 
     assert {m: names for m in readers if (names := reads(m))} == {}
+
+
+KEYS = {"runtime.dispatch", "compat", "compat.config"}
+"""Modules that read JAX's configuration for keys; ``model.runtime`` compares it with that of a key."""
+
+
+def test_keys_of_programs_are_made_in_one_module() -> None:
+    readers = {m for m in sources() if "trace_context" in sources()[m].text}
+    assert readers - KEYS == {"model.runtime"}
+
+
+PROGRAMS = (BoundCall, Executable, PersistentJit, Sections, jax.stages.Compiled, type(jax.jit(abs)))
+
+
+def is_program(value: Any) -> bool:
+    """Whether a value is a compiled program or a jitted function, bound to arguments or not."""
+    if isinstance(value, partial):
+        return is_program(value.func)
+    if isinstance(value, tuple) and not isinstance(value, BoundCall):
+        return any(map(is_program, value))
+    return isinstance(value, PROGRAMS)
+
+
+def test_compiled_programs_are_in_dispatch_caches_alone() -> None:
+    """Whatever runs: models, decoders, training steps, and functions over several devices."""
+    model = onnx2jax.convert(onnx2jax.demo_model(), cache_dir=None)
+    model(np.zeros((1, 1, 8, 8), np.float32))
+    decoder = onnx2jax.decoder(onnx2jax.demo_decoder())
+    decoder.generate(list(b"one "), 2)
+    trainer = onnx2jax.TrainingModel(onnx2jax.demo_training_model())
+    trainer.train_step(image=np.ones((2, 64), np.float32), label=np.zeros(2, np.int64))
+    found: dict[str, type] = {}
+    for owner in gc.get_objects():
+        if not str(getattr(type(owner), "__module__", "")).startswith("onnx2jax."):
+            continue
+        for name, table in getattr(owner, "__dict__", {}).items():
+            if isinstance(table, dict) and any(map(is_program, list(table.values()))):
+                found[f"{type(owner).__name__}.{name}"] = type(table)
+    assert found.pop("Jitted._functions") is dict  # functions, of which JAX caches programs
+    assert found.keys() >= {"DeviceParams.bound", "Subprogram.executables", "Programs._programs"}
+    assert {*found.values()} == {DispatchCache}, found
 
 
 def test_global_settings_are_unchanged() -> None:

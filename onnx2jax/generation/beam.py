@@ -13,7 +13,7 @@ from jax import lax
 
 from ..model.calls.cache_pairs import Pair
 from .cache import Cache
-from .loop import LoopState, Programs, matches_stop
+from .loop import Hoisted, LoopState, Programs, matches_stop
 from .results import lines
 
 
@@ -84,24 +84,32 @@ def search(
     """
     pairs, batch = programs.steps.pairs, state.last.shape[0]
     others = {n: _repeat(v, width, 0) if np.ndim(v) and v.shape[0] == batch else v for n, v in others.items()}
-    search = programs.run(("beams", width), _initial, (), state.cache, state.logits, controls, pairs=pairs, width=width)
-    step, hoisted = programs.step(search.cache, search.tokens[:, :, 0].reshape(-1), others)
 
-    def run(hoisted: Any, search: Search, limit: Any, controls: Any, others: Any) -> Search:
-        def more(search: Search) -> Any:
-            return (search.count < limit) & ~jnp.all(search.done)
+    def beams() -> Hoisted:
+        return lambda _, cache, logits, controls: _initial(cache, logits, controls, pairs, width), ()
 
-        def body(search: Search) -> Search:
-            last = lax.dynamic_index_in_dim(search.tokens, search.count - 1, axis=2, keepdims=False)
-            logits, cache = step(hoisted, search.cache, last.reshape(-1), others)
-            return _advance(replace(search, cache=cache), logits, pairs, controls)
+    def loop() -> Hoisted:
+        step, weights = programs.step(begun.cache, begun.tokens[:, :, 0].reshape(-1), others)
 
-        return _finish(lax.while_loop(more, body, search), controls)
+        def run(weights: Any, search: Search, limit: Any, controls: Any, others: Any) -> Search:
+            def more(search: Search) -> Any:
+                return (search.count < limit) & ~jnp.all(search.done)
 
-    return programs.run(("beam search", width), run, (1,), hoisted, search, np.int32(limit), controls, others)
+            def body(search: Search) -> Search:
+                last = lax.dynamic_index_in_dim(search.tokens, search.count - 1, axis=2, keepdims=False)
+                logits, cache = step(weights, search.cache, last.reshape(-1), others)
+                return _advance(replace(search, cache=cache), logits, pairs, controls)
+
+            return _finish(lax.while_loop(more, body, search), controls)
+
+        return run, weights
+
+    begun: Search = programs.run(("beams", width), beams, state.cache, state.logits, controls)
+    done: Search = programs.run(("beam search", width), loop, begun, np.int32(limit), controls, others, donate=True)
+    return done
 
 
-def _initial(cache: Cache, logits: Any, controls: Any, *, pairs: Mapping[str, Pair], width: int) -> Search:
+def _initial(cache: Cache, logits: Any, controls: Any, pairs: Mapping[str, Pair], width: int) -> Search:
     """The search state after prefill, with the best first tokens."""
     batch, room = cache.live.shape
     values = {n: _repeat(v, width, pairs[n].batch or 0) for n, v in cache.values.items()}

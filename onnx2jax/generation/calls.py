@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from .. import compat
@@ -16,7 +15,7 @@ from ..ir.graph import Graph
 from ..model.model import Model
 from .cache import Cache
 from .keywords import check_generating
-from .loop import LoopState, stop_array
+from .loop import LoopState, stop_array, with_arrays
 from .prompts import (
     as_choice,
     check_outside,
@@ -212,7 +211,7 @@ class Calls(VerifiedSteps):
             ended = np.asarray(state.done)
             if call.reader is not None and (call.reader.ended & ~ended).any():
                 ended = ended | call.reader.ended
-                state = replace(state, done=jax.device_put(jnp.asarray(ended), state.done.sharding))
+                state = with_arrays(state, done=ended)
             yield last, pieces, state
             if count > call.limit or ended.all():
                 return

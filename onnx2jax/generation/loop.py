@@ -19,10 +19,10 @@ from jax import lax
 from .. import compat, progress
 from ..errors import InputValueError
 from ..jaxpr.pipeline import Passes
-from ..runtime.dispatch import argument_types
-from ..runtime.executable import Executable, portable, unless_configured
+from ..runtime.dispatch import DispatchCache, Signature, argument_types, signature_of
+from ..runtime.executable import Executable, portable
 from ..runtime.memory import trim_heap
-from ..runtime.persistent_jit import PersistentJit
+from ..runtime.persistent_jit import persistent
 from ..runtime.program_cache import Kept
 from ..runtime.sections import Sections
 from .cache import Cache
@@ -36,6 +36,11 @@ ANY_TOKEN: Final = -1
 """In a stop sequence: matches every token."""
 NAMES: Final = {"prefill": "program for prompts", "loop": "loop", "resume": "program for continuations"}
 """Programs in messages about progress."""
+
+Hoisted = tuple[Callable[..., Any], Any]
+"""A function of hoisted weights and of arguments, and these weights."""
+Name = tuple[Any, ...]
+"""A program: a string, and what the program depends on but its arguments."""
 
 
 @jax.tree_util.register_dataclass
@@ -64,8 +69,15 @@ class LoopState:
     logprobs: Any = None
 
 
+def with_arrays(state: LoopState, **arrays: np.ndarray) -> LoopState:
+    """The state with other arrays, each on the devices of the one that it replaces, so that no program is new."""
+    old = {n: getattr(state, n) for n in arrays}
+    places = {n: v.sharding if v.committed else None for n, v in old.items()}
+    return replace(state, **{n: jax.device_put(v, places[n]) for n, v in arrays.items()})
+
+
 class Programs:
-    """A decoder's compiled programs, keyed by argument signature.
+    """A decoder's compiled programs.
 
     Attributes:
         compilations: number of programs compiled so far, or loaded from ``cache_dir``.
@@ -75,9 +87,8 @@ class Programs:
         self.steps = steps
         self.folder = ProgramFolder(steps)
         self.compilations = 0
-        self._compiled_programs: dict[Any, Any] = {}
-        self._weight_signatures: dict[int, Any] = {}
-        """Signatures of hoisted weights, by id: computing one for every streamed token would be slow."""
+        self._parts: DispatchCache[Hoisted] = DispatchCache()
+        self._programs: DispatchCache[Any] = DispatchCache()
 
     def prefill(
         self,
@@ -95,141 +106,136 @@ class Programs:
         """
         steps = self.steps
 
-        def run(params: Any, tokens: Any, lengths: Any, controls: Any, others: Any) -> LoopState:
+        def prefill(params: Any, tokens: Any, lengths: Any, controls: Any, others: Any) -> LoopState:
             cache = steps.empty_cache(tokens.shape[0], room, **({layout: True} if layout else {}))
             logits, cache = steps.prefill(params, cache, tokens, lengths, **others)
             return _initial(cache, logits, choice, controls)
 
-        return self._call(("prefill", room, choice, layout), run, (), tokens, lengths, controls, others)
+        return self._call(("prefill", room, choice, layout), prefill, tokens, lengths, controls, others)
 
     def resume(self, cache: Cache, tokens: Any, choice: Choice, controls: Mapping[str, Any], others: Any) -> LoopState:
         """As ``prefill``, with tokens int[batch, count] appended to an existing cache, which is not donated."""
         steps = self.steps
 
-        def run(params: Any, cache: Cache, tokens: Any, controls: Any, others: Any) -> LoopState:
+        def resume(params: Any, cache: Cache, tokens: Any, controls: Any, others: Any) -> LoopState:
             logits, cache = steps.extend(params, cache, tokens, **others)
             return _initial(cache, logits[:, -1], choice, controls)
 
-        return self._call(("resume", choice), run, (), cache, tokens, controls, others)
+        return self._call(("resume", choice), resume, cache, tokens, controls, others)
 
     def loop(self, state: LoopState, limit: int, choice: Choice, controls: Mapping[str, Any], others: Any) -> LoopState:
         """Generates until there are ``limit`` tokens or all texts have ended. Donates the state."""
-        steps = self.steps
 
         def token(params: Any, state: LoopState, controls: Any, others: Any) -> LoopState:
-            return _next(partial(steps.step, params), state, choice, controls, others)
+            return _next(partial(self._step, params), state, choice, controls, others)
 
-        if (call := self._by_layers(("token", choice), token, (0,), state, controls, others)) is not None:
+        def loop() -> Hoisted:
+            step, weights = self.step(state.cache, state.last, others)
+
+            def run(weights: Any, state: LoopState, limit: Any, controls: Any, others: Any) -> LoopState:
+                def more(state: LoopState) -> Any:
+                    return (state.count < limit) & ~jnp.all(state.done)
+
+                def body(state: LoopState) -> LoopState:
+                    return _next(partial(step, weights), state, choice, controls, others)
+
+                return lax.while_loop(more, body, state)
+
+            return run, weights
+
+        if (call := self._by_layers(("token", choice), token, state, controls, others, donate=True)) is not None:
             for _ in range(int(state.count), limit):
                 if np.asarray(state.done).all():
                     break
                 state = call(state, controls, others)
             return state
-        step, hoisted = self.step(state.cache, state.last, others)
+        result: LoopState = self.run(("loop", choice), loop, state, np.int32(limit), controls, others, donate=True)
+        return result
 
-        def run(hoisted: Any, state: LoopState, limit: Any, controls: Any, others: Any) -> LoopState:
-            def more(state: LoopState) -> Any:
-                return (state.count < limit) & ~jnp.all(state.done)
+    def step(self, cache: Cache, last: Any, others: Any) -> Hoisted:
+        """``Steps.step`` for use in a loop of a program; call as ``step(weights, cache, last, others)``."""
+        return self._part(("step",), self._step, cache, last, others, in_loop=True)
 
-            def body(state: LoopState) -> LoopState:
-                def own(cache: Cache, fed: Any, **others: Any) -> Any:
-                    return step(hoisted, cache, fed, others)
+    def extend(self, cache: Cache, tokens: Any, others: Any) -> Hoisted:
+        """``Steps.extend`` for use in a loop of a program, as ``step``."""
 
-                return _next(own, state, choice, controls, others)
-
-            return lax.while_loop(more, body, state)
-
-        return self.run(("loop", choice), run, (1,), hoisted, state, np.int32(limit), controls, others)
-
-    def step(self, cache: Cache, last: Any, others: Any) -> tuple[Callable[..., Any], Any]:
-        """``Steps.step`` for use inside a program, and its hoisted weights; call as ``step(hoisted, cache, ...)``."""
-
-        def run(params: Any, cache: Cache, last: Any, others: Any) -> Any:
-            return self.steps.step(params, cache, last, **others)
-
-        return self._hoisted_part(("step",), run, cache, last, others, in_loop=True)
-
-    def extend(self, cache: Cache, tokens: Any, others: Any) -> tuple[Callable[..., Any], Any]:
-        """``Steps.extend`` for use inside a program, and its hoisted weights."""
-
-        def run(params: Any, cache: Cache, tokens: Any, others: Any) -> Any:
+        def extend(params: Any, cache: Cache, tokens: Any, others: Any) -> Any:
             return self.steps.extend(params, cache, tokens, **others)
 
-        return self._hoisted_part(("extend",), run, cache, tokens, others, in_loop=True)
+        return self._part(("extend",), extend, cache, tokens, others, in_loop=True)
 
-    def _call(self, key: Any, function: Any, donate: Sequence[int], *args: Any) -> Any:
-        """The result of a function of the weights and these arguments, compiled for their signature."""
-        if (by_layers := self._by_layers(key, function, donate, *args)) is not None:
-            return by_layers(*args)
-        call, hoisted = self._hoisted_part(key, function, *args)
-        return self.run(key, call, donate, hoisted, *args)
+    def run(self, name: Name, program: Callable[[], Hoisted], *args: Any, donate: bool = False) -> Any:
+        """The result of a program, compiled for the signature of its arguments and bound to its hoisted weights.
 
-    def _by_layers(self, key: Any, function: Any, donate: Sequence[int], *args: Any) -> Callable[..., Any] | None:
+        Args:
+            name: of the program, with all that it depends on but its arguments.
+            program: returns it, when it is to be compiled.
+            *args: pytrees of arrays.
+            donate: whether the first of them is donated.
+        """
+        key = self._signature(name, args)
+        with compat.enable_x64():
+            if (bound := self._programs.get(key)) is not None:
+                return bound(*args)
+            with progress.stage(f"compiling the decoder's {NAMES.get(name[0], name[0])}"):
+                bound = self._programs.program(key, lambda: self._compiled(name, program, args, donate))
+                result = jax.block_until_ready(bound(*args))
+        trim_heap()
+        return result
+
+    def _step(self, params: Any, cache: Cache, last: Any, others: Any) -> Any:
+        return self.steps.step(params, cache, last, **others)
+
+    def _call(self, name: Name, function: Any, *args: Any) -> Any:
+        """The result of a function of the weights and these arguments."""
+        if (call := self._by_layers(name, function, *args)) is not None:
+            return call(*args)
+        return self.run(name, lambda: self._part(name, function, *args), *args)
+
+    def _signature(self, name: Name, args: Any) -> Signature | None:
+        return signature_of(name, args, self.steps.weights.device)
+
+    def _by_layers(self, name: Name, function: Any, *args: Any, donate: bool = False) -> Callable[..., Any] | None:
         """A function of the weights as sections bound to these; None if it is compiled as one program."""
-        target = self._target
-        if target is None or compat.checks_values() or self.steps.model.settings.scan_layers != "calls":
+        if self.steps.model.settings.scan_layers != "calls" or compat.checks_values() or self._target is None:
             return None
-        signature = ("layers", *key, compat.trace_context(), argument_types(args))
-        if signature not in self._compiled_programs:
-            weights = self.steps.weights
-            with compat.enable_x64(), progress.stage("compiling the decoder's layers"):
-                types = jax.tree.map(lambda v: jax.ShapeDtypeStruct(np.shape(v), v.dtype), args)
-                places = jax.tree.unflatten(jax.tree.structure(types), range(len(jax.tree.leaves(types))))
-                donated = jax.tree.leaves([places[i] for i in donate])
-                traced = jax.jit(function).trace(weights.types, *types)
-                options = Passes(compat.lowering_platform(target), self.steps.model.settings.skip)
-                sections = Sections.of(traced, sorted(weights.types), target, options, donated, self.folder.store)
-            self.compilations += sections is not None
-            bound = None if sections is None else partial(sections, sections.hoisted(weights))
-            self._compiled_programs[signature] = bound
-        found: Callable[..., Any] | None = self._compiled_programs[signature]
-        return found
+        key = self._signature(("layers", *name), args)
+        call: Callable[..., Any] | None = self._programs.program(key, lambda: self._sections(function, args, donate))
+        return call
 
-    def _hoisted_part(
-        self, key: Any, function: Any, *args: Any, in_loop: bool = False
-    ) -> tuple[Callable[..., Any], Any]:
+    def _sections(self, function: Any, args: Any, donate: bool) -> Callable[..., Any] | None:
+        weights, target = self.steps.weights, self._target
+        with compat.enable_x64(), progress.stage("compiling the decoder's layers"):
+            types = _types(args)
+            donated = range(len(jax.tree.leaves(types[0]))) if donate else ()
+            traced = jax.jit(function).trace(weights.types, *types)
+            options = Passes(compat.lowering_platform(target), self.steps.model.settings.skip)
+            sections = Sections.of(traced, sorted(weights.types), target, options, donated, self.folder.store)
+        self.compilations += sections is not None
+        return None if sections is None else partial(sections, sections.hoisted(weights))
+
+    def _compiled(self, name: Name, program: Callable[[], Hoisted], args: Any, donate: bool) -> Callable[..., Any]:
+        """A program bound to its weights: compiled, or loaded from ``cache_dir`` if another process has stored it."""
+        self.compilations += 1
+        function, weights = program()
+        jitted = jax.jit(function, donate_argnums=1 if donate else ())
+        types = argument_types(weights), argument_types(args)
+        entry = None if self._target is None else self.folder.path("run", *name, *types)
+        kept = self.folder.read(entry)
+        compiled = kept.compiled if kept else None if entry is None else portable(jitted.lower(weights, *args))
+        if kept is None and compiled is not None and (code := compat.dump_compiled(compiled)) is not None:
+            self.folder.write(entry, Kept(None, None, code))
+        # Without an entry it is traced in each process, but not compiled again.
+        return partial(compiled or persistent(jitted, self.folder.store), weights)
+
+    def _part(self, name: Name, function: Any, *args: Any, in_loop: bool = False) -> Hoisted:
         """A function with hoisted weights in place of the weights, and these; once per signature of its arguments.
 
         ``in_loop``: the function is called inside a loop on the device.
         """
-        signature = (*key, argument_types(args))
-        own = compat.trace_context(), *signature
-        if own not in self._compiled_programs:
-            self._compiled_programs[own] = self._hoist(signature, function, in_loop, *args)
-            hoisted = self._compiled_programs[own][1]
-            self._weight_signatures[id(hoisted)] = argument_types(hoisted)
-        found: tuple[Callable[..., Any], Any] = self._compiled_programs[own]
-        return found
+        return self._parts.program(self._signature(name, args), lambda: self._hoist(name, function, args, in_loop))
 
-    def run(self, key: Any, function: Any, donate: Sequence[int], *args: Any, **fixed: Any) -> Any:
-        """The result of a function, compiled for the signature of its arguments; ``key`` determines ``fixed``."""
-        weights = self._weight_signatures.get(id(args[0])) or argument_types(args[0])
-        signature = ("run", *key, weights, argument_types(args[1:]))
-        own = compat.trace_context(), *signature
-        with compat.enable_x64():
-            if own in self._compiled_programs:
-                return self._compiled_programs[own](*args)
-            self.compilations += 1
-            jitted = jax.jit(partial(function, **fixed), donate_argnums=tuple(donate))
-            with progress.stage(f"compiling the decoder's {NAMES.get(key[0], key[0])}"):
-                self._compiled_programs[own] = self._compiled(signature, jitted, *args)
-                result = jax.block_until_ready(self._compiled_programs[own](*args))
-        trim_heap()
-        return result
-
-    def _compiled(self, signature: Any, jitted: Any, *args: Any) -> Callable[..., Any]:
-        """The compiled function, loaded from ``cache_dir`` if another process has stored it."""
-        if self._target is None or (path := self.folder.path(*signature)) is None:
-            return PersistentJit(jitted, self.folder.store)  # traced, but not compiled again
-        if kept := self.folder.read(path):
-            return unless_configured(kept.compiled, jitted)
-        if (compiled := portable(jitted.lower(*args))) is None:
-            return PersistentJit(jitted, self.folder.store)
-        code = compat.dump_compiled(compiled)
-        self.folder.write(path, None if code is None else Kept(None, None, code))
-        return unless_configured(compiled, jitted)
-
-    def _hoist(self, signature: Any, function: Any, in_loop: bool, *args: Any) -> Any:
+    def _hoist(self, name: Name, function: Any, args: Any, in_loop: bool) -> Hoisted:
         """A function of the weights optimised for their device, and its hoisted parameter-only subexpressions."""
         weights, warned = self.steps.weights, self.steps.model.settings.warned
         if (target := self._target) is None:
@@ -238,16 +244,15 @@ class Programs:
         def part(_: Any, *args: Any) -> Any:
             return function(*args)
 
-        part.__name__ = f"decoder_{signature[0]}"
+        part.__name__ = f"decoder_{name[0]}"
         jitted = jax.jit(part, static_argnums=0)
-        path, before = self.folder.path("part", *signature), len(warned)
+        path, before = self.folder.path("part", *name, argument_types(args)), len(warned)
         kept = self.folder.read(path)
         with compat.enable_x64():
-            types = jax.tree.map(lambda v: jax.ShapeDtypeStruct(np.shape(v), v.dtype), args)
             skip = self.steps.model.settings.skip | _skipped(in_loop)
             portable = path is not None and self.folder.is_portable
             options = Passes(compat.lowering_platform(target), skip, portable=portable)
-            executable = Executable(jitted, None, weights.types, *types, options=options, kept=kept)
+            executable = Executable(jitted, None, weights.types, *_types(args), options=options, kept=kept)
             hoisted = executable.hoisted(weights)
         if kept is None and len(warned) == before:  # a loaded program would not repeat the warning
             self.folder.write(path, executable.plan)
@@ -262,6 +267,10 @@ class Programs:
         """The device for which programs are optimised; None where they stay as they were traced."""
         optimizes = self.steps.model.settings.optimize and compat.context_mesh().empty
         return self.steps.weights.device if optimizes else None
+
+
+def _types(args: Any) -> Any:
+    return jax.tree.map(lambda v: jax.ShapeDtypeStruct(np.shape(v), v.dtype), args)
 
 
 def _initial(cache: Cache, logits: Any, choice: Choice, controls: Mapping[str, Any]) -> LoopState:
@@ -279,7 +288,7 @@ def _next(
 ) -> LoopState:
     """The state with one more token for each text; ``step`` is ``Steps.step`` without parameters."""
     fed = jnp.where(state.done, 0, state.last)  # pad may be outside the vocabulary
-    logits, cache = step(state.cache, fed, **others)
+    logits, cache = step(state.cache, fed, others)
     idle = state.cache.live
     if cache.aligned:  # right-aligned tokens moved left by one slot
         idle = jnp.pad(idle[:, 1:], ((0, 0), (0, 1)))

@@ -17,7 +17,7 @@ from jax import lax
 
 from ..errors import UnsupportedError
 from .cache import Cache
-from .loop import LoopState, Programs, matches_stop
+from .loop import Hoisted, LoopState, Programs, matches_stop
 from .sampling import greedy
 from .steps import Steps
 
@@ -73,35 +73,42 @@ def speculate(
         controls: ``stop`` and ``pad``.
         others: further inputs of the large and of the draft decoder.
     """
-    fed = jnp.zeros((state.last.shape[0], count + 1), np.int32)
-    extend, hoisted = programs.extend(state.cache, fed, others[0])
-    step, small = drafts.step(draft.cache, draft.last, others[1])
     room = jnp.zeros((state.last.shape[0], count), np.int32)
     tokens = jnp.concatenate([state.tokens, room], axis=1)  # a round may write beyond ``limit``
     start = Speculation(
         state.cache, draft.cache, state.last, tokens, state.lengths, state.done, jnp.zeros((), np.int32)
     )
 
-    def run(hoisted: Any, small: Any, start: Speculation, limit: Any, controls: Any, others: Any) -> Speculation:
-        def more(state: Speculation) -> Any:
-            return jnp.any(~state.done & (state.lengths < limit))
+    def loop() -> Hoisted:
+        fed = jnp.zeros((state.last.shape[0], count + 1), np.int32)
+        extend, large = programs.extend(state.cache, fed, others[0])
+        step, small = drafts.step(draft.cache, draft.last, others[1])
 
-        def body(state: Speculation) -> Speculation:
-            def guess(carry: tuple[Any, Cache], _: Any) -> tuple[tuple[Any, Cache], Any]:
-                last, cache = carry
-                logits, cache = step(small, cache, last, others[1])
-                return (greedy(logits), cache), last
+        def run(weights: Any, start: Speculation, limit: Any, controls: Any, others: Any) -> Speculation:
+            large, small = weights
 
-            (_, drafted), fed = lax.scan(guess, (state.last, state.draft), length=count + 1)
-            logits, cache = extend(hoisted, state.cache, fed.T, others[0])
-            return _accepted(
-                replace(state, rounds=state.rounds + 1), cache, drafted, fed.T, greedy(logits), limit, controls
-            )
+            def more(state: Speculation) -> Any:
+                return jnp.any(~state.done & (state.lengths < limit))
 
-        return lax.while_loop(more, body, start)
+            def body(state: Speculation) -> Speculation:
+                def guess(carry: tuple[Any, Cache], _: Any) -> tuple[tuple[Any, Cache], Any]:
+                    last, cache = carry
+                    logits, cache = step(small, cache, last, others[1])
+                    return (greedy(logits), cache), last
 
-    key = ("speculate", count, drafts.folder)
-    return programs.run(key, run, (2,), hoisted, small, start, np.int32(limit), controls, others)
+                (_, drafted), fed = lax.scan(guess, (state.last, state.draft), length=count + 1)
+                logits, cache = extend(large, state.cache, fed.T, others[0])
+                return _accepted(
+                    replace(state, rounds=state.rounds + 1), cache, drafted, fed.T, greedy(logits), limit, controls
+                )
+
+            return lax.while_loop(more, body, start)
+
+        return run, (large, small)
+
+    name = ("speculate", count, drafts.folder)
+    done: Speculation = programs.run(name, loop, start, np.int32(limit), controls, others, donate=True)
+    return done
 
 
 def _accepted(

@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import CacheError
 from ..model.model import Model
 from .cache import Cache
-from .loop import NO_TOKEN, LoopState, Programs, stop_array
+from .loop import NO_TOKEN, LoopState, Programs, stop_array, with_arrays
 from .prompts import as_choice
 from .sampling import Choice
 from .steps import Steps
@@ -107,7 +107,7 @@ class VerifiedSteps(Steps):
         longer = [np.concatenate([r[:1], r]) for r in rows] if short else rows
         want = self._prefill(longer, room, layout, choice, controls, others)
         state = self._prefill([r[:-1] for r in longer], room, layout, choice, unending, others)
-        state = replace(state, last=jax.device_put(np.array([r[-1] for r in longer], np.int32)))
+        state = with_arrays(state, last=np.array([r[-1] for r in longer], np.int32))
         stepped = self._programs.loop(state, 2, choice, unending, others).logits
         check_close(want.logits, stepped, room, **self._precision)
         self._verified.add(key)
@@ -129,11 +129,11 @@ class VerifiedSteps(Steps):
         if more.shape[1] == 1 or (key := ("resume", more.shape, self._cache_key(cache))) in self._verified:
             return
         controls = {**controls, "stop": np.full_like(controls["stop"], NO_TOKEN)}
-        own = jax.tree.map(jax.numpy.copy, replace(state, cache=cache))
+        stepped = jax.tree.map(jax.numpy.copy, replace(state, cache=cache))
         for last in more.T:
-            again = replace(own, last=last.astype(np.int32), count=np.int32(1), done=np.zeros(len(last), bool))
-            own = self._programs.loop(again, 2, choice, controls, others)
-        check_close(state.logits, own.logits, cache.length, **self._precision)
+            chosen = {"last": last.astype(np.int32), "count": np.array(1, np.int32), "done": np.zeros(len(last), bool)}
+            stepped = self._programs.loop(with_arrays(stepped, **chosen), 2, choice, controls, others)
+        check_close(state.logits, stepped.logits, cache.length, **self._precision)
         self._verified.add(key)
 
     def _verify_extend(self, state: LoopState, rows: list[np.ndarray], count: int, others: Any) -> None:

@@ -28,11 +28,11 @@ from ..jaxpr.pipeline import Passes
 from ..limits import LARGEST_CONSTANT
 from ..ops.arrays import is_traced
 from ..proto.immutable import owned
-from .dispatch import BoundCall, CallContext, Callee, Constants, Signature, signature
+from .dispatch import BoundCall, CallContext, Callee, Constants, DispatchCache, Signature, signature
 from .executable import Executable
 from .jitted import Jitted, call_serially, in_auto_axes
 from .params import DeviceParams, device_of, is_cpu
-from .persistent_jit import PersistentJit
+from .persistent_jit import persistent
 from .program_cache import Store
 from .sections import Sections
 from .specialise import NeedsHost, Specialisation
@@ -66,7 +66,7 @@ class Subprogram:
         self._compiling = f"compiling {graph.name!r}{f', program {place}' if place else ''}"
         self.specialisation = Specialisation(graph, chosen)
         self.layers = Rolling(settings.scan_layers) if settings.scan_layers else None
-        self.executables: dict[Signature, Executable | Sections] = {}
+        self.executables: DispatchCache[Executable | Sections] = DispatchCache()
         self.compiles, self.seconds = 0, 0.0
         self._jitted = Jitted(self._jit)
         self._keys = dict.fromkeys(g.key(n) for g in graph.walk() for n in g.initializers)
@@ -90,7 +90,7 @@ class Subprogram:
         trace = in_auto_axes(traced, batch=2)
         trace.__name__ = re.sub(r"\W", "_", self.graph.name) or "onnx_model"  # profiles and jaxprs show it
         jitted = jax.jit(trace, static_argnums=0)
-        return jitted if foreign else PersistentJit(jitted, Store.of(self.settings.cache_dir), static=1)
+        return jitted if foreign else persistent(jitted, Store.of(self.settings.cache_dir), static=1)
 
     def __call__(self, scope: Mapping[str, Any], fixed: Collection[str], context: CallContext) -> Outcome:
         """A call of the graph.

@@ -1,15 +1,21 @@
 """The dispatch cache: from the signature of a call to the compiled program that runs it.
 
 ``Signature`` is the only key. It holds all that decides which program a call gets and what that program computes, and
-``signature`` is the only function that makes one. Two dictionaries are keyed by it: ``DeviceParams.bound`` maps it to a
-``BoundCall``, a program bound to one set of parameter values; ``Subprogram.executables`` maps it to an ``Executable``,
-which all parameters of the same types share.
+``signature`` is the only function that makes one. ``DispatchCache`` is the only table of compiled programs in memory:
+
+| cache | program |
+|---|---|
+| ``DeviceParams.bound`` | ``BoundCall``: a program bound to one set of parameter values |
+| ``Subprogram.executables`` | ``Executable`` or ``Sections``, which all parameters of the same types share |
+| ``PersistentJit`` | compiled for, or loaded with, types and shardings of arguments: meshes, training steps |
+| ``Spread`` | the parts of a function over several devices |
+| a decoder's ``Programs`` | steps with their hoisted weights, and loops around them, bound to these |
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -19,6 +25,9 @@ from .. import compat
 from ..eval.interpreter import Settings
 from ..ir.graph import Graph
 from .memory import copied
+
+P = TypeVar("P")
+_NUMPY: Final = (np.ndarray, np.generic)
 
 
 class Constants:
@@ -122,8 +131,8 @@ class Callee:
 class Signature(NamedTuple):
     """The key that selects the compiled program for a call, and all that its results depend on but the values."""
 
-    callee: Callee
-    """The graph, the options of ``convert``, the types of parameters, and the values compiled in."""
+    callee: Hashable
+    """A Callee; of a function that is no graph, its static arguments."""
     inputs: Any
     """The names of the inputs given, or the pytree structure around them."""
     arrays: tuple[Any, ...]
@@ -146,9 +155,15 @@ class Signature(NamedTuple):
 
 
 def signature(
-    callee: Callee, inputs: Any, values: Sequence[Any], device: jax.Device | None, as_numpy: bool
+    callee: Hashable,
+    inputs: Any,
+    values: Sequence[Any],
+    device: jax.Device | None,
+    as_numpy: bool,
+    *,
+    spanning: bool = False,
 ) -> Signature | None:
-    """The signature of a call; None where an argument is traced, spans several devices or is no array."""
+    """The signature of a call; None where an argument is traced, is no array, or spans devices, unless ``spanning``."""
     arrays: list[Any] = []
     try:
         for value in values:
@@ -156,7 +171,7 @@ def signature(
                 arrays.append((value.dtype, value.shape))
             else:
                 sharding = value.sharding
-                if type(sharding) is not SingleDeviceSharding and len(sharding.device_set) > 1:
+                if type(sharding) is not SingleDeviceSharding and len(sharding.device_set) > 1 and not spanning:
                     return None
                 weak = getattr(value, "weak_type", False)  # random keys have none
                 arrays.append((value.dtype, value.shape, weak, sharding, value.committed))
@@ -166,10 +181,44 @@ def signature(
     return tuple.__new__(Signature, fields)  # half as long as Signature(*fields), in each call
 
 
+def signature_of(callee: Hashable, args: Any, device: jax.Device | None = None) -> Signature | None:
+    """The signature of a call with pytrees of arrays on any devices; None where an argument is traced or no array."""
+    leaves, structure = jax.tree.flatten(args)
+    leaves = [np.asarray(v) if isinstance(v, _NUMPY) else v for v in leaves]
+    return signature(callee, structure, leaves, device, False, spanning=True)
+
+
 def argument_types(args: Any) -> Hashable:
-    """What arguments in a pytree add to a key: its structure, and shape, dtype and weak type of each array."""
+    """What arguments in a pytree add to a key on disk: its structure, and shape, dtype and weak type of each array."""
     leaves, structure = jax.tree.flatten(args)
     return structure, tuple((np.shape(v), str(v.dtype), getattr(v, "weak_type", False)) for v in leaves)
+
+
+class DispatchCache(dict[Signature | None, P]):
+    """Compiled programs by signature.
+
+    A signature contains JAX's configuration, so a program is called in the configuration that it was compiled in. An
+    entry lives as long as the cache, and the cache as long as its owner: it holds its programs and what is bound to
+    them, but no argument of a call. Threads need no lock: those that miss at the same time compile equal programs, and
+    the first remains. A forked process inherits the entries; copies and pickles of an owner have an empty cache.
+    """
+
+    def program(self, key: Signature | None, build: Callable[[], P]) -> P:
+        """The program of a signature, built at its first call; signatures of equal ``Signature.program`` share it.
+
+        Without a signature it is built for this call alone.
+        """
+        if key is None:
+            return build()
+        if key not in self:
+            shared = key.program
+            if shared not in self:
+                self.setdefault(shared, build())
+            self.setdefault(key, self[shared])
+        return self[key]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DispatchCache, ()
 
 
 class BoundCall(NamedTuple):

@@ -21,17 +21,17 @@ class Jitted:
     has operations that nobody else can compile: then, and afterwards, the function is jitted anew.
     """
 
-    def __init__(self, make: Callable[[bool], Any]) -> None:
-        """``make(foreign)`` jits the function, for callers' traces or for this package's own programs."""
-        self._make = make
-        self._made: dict[bool, tuple[list[Any], Any]] = {}
+    def __init__(self, jit: Callable[..., Any]) -> None:
+        """``jit(foreign, *options)`` jits the function, for callers' traces or for this package's own programs."""
+        self._jit = jit
+        self._functions: dict[tuple[bool, ...], tuple[list[Any], Any]] = {}
 
-    def __call__(self, foreign: bool) -> Any:
+    def __call__(self, *options: bool) -> Any:
         """The jitted function for a caller's trace, or for a program of this package."""
-        functions, made = compat.functions(), self._made.get(foreign)
-        if made is None or made[0] != functions:
-            made = self._made[foreign] = functions, self._make(foreign)
-        return made[1]
+        functions, entry = compat.functions(), self._functions.get(options)
+        if entry is None or entry[0] != functions:
+            entry = self._functions[options] = functions, self._jit(*options)
+        return entry[1]
 
 
 def in_auto_axes(function: Callable[..., Any], *, batch: int, state: int | None = None) -> Callable[..., Any]:

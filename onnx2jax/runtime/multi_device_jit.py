@@ -16,42 +16,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from .. import compat
 from ..jaxpr.program import Equation, Program, as_function, is_literal, literal_value, variables
-from .dispatch import argument_types
-from .persistent_jit import PersistentJit
+from .dispatch import DispatchCache, signature_of
+from .persistent_jit import persistent
 from .program_cache import Store
 
 Place = Sharding | None
 """Whole on the devices on which an array lies; None where it may lie anywhere."""
 
 
-@dataclass(eq=False)
 class Spread:
-    """The function, traced once for each signature of its arguments and configuration of JAX, compiled in parts."""
+    """The function, traced once for each signature of its arguments, and compiled in parts."""
 
-    function: Callable[..., Any]
-    store: Store | None = None
-    """Keeps the compiled parts."""
-    _plans: dict[Any, _Plan] = field(default_factory=dict)
+    def __init__(self, function: Callable[..., Any], store: Store | None = None) -> None:
+        """``store`` keeps the compiled parts."""
+        self._function, self._store = function, store
+        self._programs: DispatchCache[_MultiDeviceProgram] = DispatchCache()
 
     def __call__(self, *args: Any) -> Any:
         """What the function returns, each array where the devices computed it."""
-        leaves = jax.tree.leaves(args)
-        places = tuple(map(_place, leaves))
-        key = argument_types(args), places, compat.trace_context()
-        if key not in self._plans:
-            self._plans[key] = _Plan(self.function, args, places, self.store)
-        return self._plans[key](leaves)
+        leaves, key = jax.tree.leaves(args), signature_of((), args)
+        program = self._programs.program(
+            key, lambda: _MultiDeviceProgram(self._function, args, list(map(_place, leaves)), self._store)
+        )
+        return program(leaves)
 
 
-class _Plan:
+class _MultiDeviceProgram:
     """The parts of a function for one signature."""
 
     def __init__(
@@ -98,7 +94,7 @@ class _DeviceProgram:
         later |= set(variables(program.outputs))
         self.gives = [v for e in equations for v in e.outputs if v in later]
         part = program.replace(inputs=self.takes, outputs=self.gives, equations=equations, constants={})
-        self.program = PersistentJit(jax.jit(as_function(part.closed())), store)
+        self.program = persistent(jax.jit(as_function(part.closed())), store)
 
     def __call__(self, values: Mapping[Any, Any]) -> dict[Any, Any]:
         taken = [self._here(values[v]) for v in self.takes]

@@ -14,7 +14,7 @@ from .. import compat
 from ..jaxpr.passes.any.hoist_params import HoistedValues
 from ..ops.arrays import is_traced
 from ..proto.immutable import owned
-from .dispatch import BoundCall, Callee, Signature
+from .dispatch import BoundCall, Callee, DispatchCache
 
 
 class DeviceParams(Mapping[str, Any]):
@@ -35,7 +35,7 @@ class DeviceParams(Mapping[str, Any]):
         self.types: dict[str, jax.ShapeDtypeStruct] = dict(types)
         self.read: Callable[[str], Any] = read
         self._place, self._placed = place, dict[str, Any]()
-        self.bound: dict[Signature | None, BoundCall] = {}
+        self.bound: DispatchCache[BoundCall] = DispatchCache()
         self.hoisted: dict[Hashable, list[Any]] = {}
         self.shared: HoistedValues = HoistedValues()
         self.callees: dict[Any, Callee] = {}

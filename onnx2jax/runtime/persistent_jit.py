@@ -6,42 +6,36 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import jax
-import numpy as np
-
 from .. import compat
+from .dispatch import DispatchCache, signature_of
 from .program_cache import Store
 
 
 class PersistentJit:
     """A jitted function, compiled ahead of time for each signature of its arguments, or loaded from a store.
 
-    For concrete arguments. Without a store, and for programs that cannot be kept, it is the jitted function.
+    It is the jitted function for programs that cannot be stored, and for arguments without a signature.
     """
 
-    def __init__(self, jitted: Any, store: Store | None, *, static: int = 0) -> None:
+    def __init__(self, jitted: Any, store: Store, *, static: int = 0) -> None:
         """``static``: the number of leading arguments that are static."""
         self._jitted, self._store, self._static = jitted, store, static
         self.trace, self.__name__ = jitted.trace, jitted.__name__
-        self._programs: dict[Any, Callable[..., Any]] = {}
+        self._programs: DispatchCache[Callable[..., Any]] = DispatchCache()
 
     def __call__(self, *args: Any) -> Any:
         """The results, as the jitted function returns them."""
-        if self._store is None or compat.checks_values():
-            return self._jitted(*args)
         static, dynamic = args[: self._static], args[self._static :]
-        leaves, structure = jax.tree.flatten(dynamic)
-        key = static, structure, tuple(map(_type, leaves)), compat.trace_context()
+        if (key := signature_of(static, dynamic)) is None:
+            return self._jitted(*args)
         program = self._programs.get(key)
         if program is None:
-            compiled = self._store.compiled(self._jitted.lower(*args))
+            compiled = None if compat.checks_values() else self._store.compiled(self._jitted.lower(*args))
             program = partial(self._jitted, *static) if compiled is None else compat.unwrapped(compiled.function)
             self._programs[key] = program
         return program(*dynamic)
 
 
-def _type(value: Any) -> Any:
-    if isinstance(value, jax.Array):
-        weak = getattr(value, "weak_type", False)  # random keys have none
-        return value.dtype, value.shape, weak, value.sharding, value.committed
-    return (value.dtype, value.shape) if isinstance(value, np.ndarray | np.generic) else type(value)
+def persistent(jitted: Any, store: Store | None, *, static: int = 0) -> Any:
+    """The jitted function with a store for its programs; itself without one, since JAX caches programs in memory."""
+    return jitted if store is None else PersistentJit(jitted, store, static=static)

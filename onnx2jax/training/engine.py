@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property, partial, wraps
+from dataclasses import dataclass
+from functools import cached_property, wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,7 +23,7 @@ from ..proto.mapped import load
 from ..runtime.dispatch import snapshot
 from ..runtime.jitted import Jitted, call_serially, in_auto_axes
 from ..runtime.params import device_of, is_cpu
-from ..runtime.persistent_jit import PersistentJit
+from ..runtime.persistent_jit import persistent
 from ..runtime.program_cache import Store
 from ..sharding.processes import EQUAL, together
 from ..sharding.put import put
@@ -85,7 +85,7 @@ class TrainingEngine:
         if self._placement is None:
             return optimizer.init(params)
         shardings = self.shardings(jax.eval_shape(optimizer.init, params))
-        return PersistentJit(jax.jit(optimizer.init, out_shardings=shardings), store)(params)
+        return persistent(jax.jit(optimizer.init, out_shardings=shardings), store)(params)
 
     def _put_params(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """The parameters on their devices, also inside a caller's JAX transformation."""
@@ -150,9 +150,11 @@ class CompiledStep:
     """Passes that do not run."""
     cache_dir: Path | None = None
     """The folder of compiled programs for later processes (see runtime/program_cache.py)."""
-    _programs: dict[bool, Jitted] = field(default_factory=dict)
-    """The jitted functions, by whether they are optimised for a CPU."""
     _partitioned: bool = False
+
+    def __post_init__(self) -> None:
+        self._jitted = Jitted(self._jit)
+        self._shardings: Any = None
 
     def __call__(self, state: Any, batch: Any, *rest: Any) -> Any:
         """The result of ``compute``.
@@ -191,13 +193,13 @@ class CompiledStep:
         return bound
 
     def _program(self, args: tuple[Any, ...]) -> Any:
-        optimize = self.optimize and self.training._placement is None and _on_one_cpu(args)
-        if optimize not in self._programs:
-            shardings = self.training.shardings(args[0])
-            self._programs[optimize] = Jitted(partial(self._jit, shardings, optimize))
-        return self._programs[optimize](is_traced(args))
+        placement, foreign = self.training._placement, is_traced(args)
+        if placement is not None and self._shardings is None:
+            self._shardings = self.training.shardings(args[0])
+        optimize = self.optimize and placement is None and not foreign and is_cpu(device_of(jax.tree.leaves(args)))
+        return self._jitted(foreign, optimize)
 
-    def _jit(self, shardings: Any, optimize: bool, foreign: bool) -> Any:
+    def _jit(self, foreign: bool, optimize: bool) -> Any:
         @wraps(self.compute)
         def compute(*args: Any) -> Any:
             self.training.compilations += not foreign
@@ -210,9 +212,9 @@ class CompiledStep:
                 with_passes(compute, self.skip) if optimize else compute, batch=2, state=0 if self.updates else None
             ),
             donate_argnums=0 if self.donate else (),
-            out_shardings=None if shardings is None or not self.updates else (shardings, None),
+            out_shardings=None if self._shardings is None or not self.updates else (self._shardings, None),
         )
-        return jitted if foreign else PersistentJit(jitted, Store.of(self.cache_dir))
+        return jitted if foreign else persistent(jitted, Store.of(self.cache_dir))
 
 
 def summary(arrays: Mapping[str, Any]) -> str:
@@ -242,8 +244,3 @@ def check_not_donated(state: Any) -> None:
             "this state was donated to an earlier step, which reused its buffers. Continue from the state that the "
             "step returned, or copy the state before the step: jax.tree.map(jnp.copy, state)"
         )
-
-
-def _on_one_cpu(args: Any) -> bool:
-    """Whether all arguments are concrete and on a single CPU."""
-    return not is_traced(args) and is_cpu(device_of(jax.tree.leaves(args)))

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
+from threading import Barrier
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +23,10 @@ from onnx2jax import compat
 from onnx2jax.eval.interpreter import Settings
 from onnx2jax.ir.graph import Graph
 from onnx2jax.runtime import memory, params
-from onnx2jax.runtime.dispatch import Callee, Constants, Signature, signature, snapshot
+from onnx2jax.runtime.dispatch import Callee, Constants, DispatchCache, Signature, signature, signature_of, snapshot
+from onnx2jax.runtime.multi_device_jit import Spread
+from onnx2jax.runtime.persistent_jit import PersistentJit
+from onnx2jax.runtime.program_cache import Store
 from tests.support.models import mlp, model, one_node, text_model, value
 
 GRAPH = Graph("g", "", (), (), {}, ())
@@ -154,6 +162,51 @@ def test_a_changed_jax_configuration_is_recompiled() -> None:
     assert m.compilations == 2
 
 
+def test_caches_share_what_numpy_and_jax_arrays_run_and_keep_configurations_apart() -> None:
+    cache, first, other = DispatchCache[object](), jax.devices()[0], jax.devices()[1]
+
+    def program(x: Any, **static: Any) -> object:
+        return cache.program(signature_of(tuple(static.items()), {"x": x}, first), object)
+
+    found = program(X)
+    assert found is program(jnp.asarray(X)) is program(jax.device_put(X, first)) is program(X)
+    wide = jax.NamedSharding(jax.make_mesh((2,), ("data",)), jax.P("data"))
+    others = [program(v) for v in (X[:2], X[0, 0], jnp.full((3, 4), 1.0), jax.device_put(X, other))]
+    others += [program(jax.device_put(X[:2], wide)), program(X, k=1)]
+    with jax.default_matmul_precision("highest"):
+        others += [program(X), program(X)]
+        assert others.pop() is others[-1]
+    assert len({found, *others}) == 8
+    assert program(np.float32(1)) is others[1]
+    assert program([object()]) is not program([object()]), "no signature, and so no entry"
+    copies = [copy.copy(cache), copy.deepcopy({"a": cache})["a"], pickle.loads(pickle.dumps(cache))]
+    assert copies == [{}] * 3 and {type(c) for c in copies} == {DispatchCache}
+
+
+def test_threads_that_miss_at_once_get_one_program() -> None:
+    cache, both = DispatchCache[object](), Barrier(2)
+
+    def build() -> object:
+        both.wait()
+        return object()
+
+    with ThreadPoolExecutor(2) as pool:
+        one, two = pool.map(lambda _: cache.program(signed(), build), range(2))
+    assert one is two
+
+
+def test_jitted_functions_and_spread_ones_compile_for_each_configuration(tmp_path: Path) -> None:
+    def double(x: Any) -> Any:
+        return x @ x.T * 2
+
+    for call in (PersistentJit(jax.jit(double), Store(tmp_path)), Spread(double)):
+        for _ in range(2):
+            np.testing.assert_array_equal(call(X), double(X))
+            with jax.default_matmul_precision("float32"):
+                np.testing.assert_array_equal(call(X), double(X))
+        assert len({key.configuration for key in call._programs if key}) == 2
+
+
 def test_explain_call_names_path_and_reason() -> None:
     m = onnx2jax.convert(mlp())
     assert m.explain_call(X).splitlines()[1:3] == [
@@ -196,10 +249,10 @@ def test_large_snapshots_are_aligned_copies(name: str, monkeypatch: pytest.Monke
     arrays = {"rows": x, "columns": x.T, "every other": x[:, ::2], "reversed": x[::-1], "scalar": x[0, 1:2].reshape(())}
     array = arrays.get(name, x[:0])
     copies = [snapshot(array) for _ in range(9)]
-    for copy in copies:
-        assert copy.ctypes.data % memory.ALIGNMENT == 0 and copy.flags.c_contiguous
-        assert not np.shares_memory(copy, array)
-        np.testing.assert_array_equal(copy, array, strict=True)
+    for copied in copies:
+        assert copied.ctypes.data % memory.ALIGNMENT == 0 and copied.flags.c_contiguous
+        assert not np.shares_memory(copied, array)
+        np.testing.assert_array_equal(copied, array, strict=True)
 
 
 @pytest.mark.parametrize("as_numpy", [False, True])
