@@ -11,11 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..errors import InputValueError, UnsupportedError
+from ..errors import UnsupportedError
 from ..model.caches import extents
 from ..model.calls.cache_pairs import Pair
 from ..ops.indexing import write_slot
-from .prompts import whole_number
 
 Kind = Literal["shared", "appended", "fixed", "state", "cross"]
 """How a model updates one of its caches:
@@ -29,6 +28,8 @@ Kind = Literal["shared", "appended", "fixed", "state", "cross"]
 
 SHARED_OPERATORS: Final = frozenset({"GroupQueryAttention"})
 """Operators that write into the cache buffer they receive."""
+ENCODER_LENGTH: Final = 3
+"""Extent of an encoder's outputs where a step is evaluated abstractly."""
 
 
 @jax.tree_util.register_dataclass
@@ -62,49 +63,122 @@ class Cache:
         return jnp.sum(self.live, axis=1, dtype=np.int32)
 
 
-def cache_kind(pair: Pair) -> Kind:
-    """How the model updates a cache."""
+@dataclass(frozen=True)
+class Buffer(Pair):
+    """A KV cache as a buffer of fixed length, whose model receives all of it and returns it updated."""
+
+    kind: Kind = "shared"
+
+    @property
+    def declared_length(self) -> int | None:
+        """The length that the file declares; None if it is dynamic, or the cache is a sliding window."""
+        length = None if self.axis is None or self.window else self.dims[self.axis]
+        return length if isinstance(length, int) else None
+
+    def zeros(self, batch: int, length: int) -> Any:
+        """Zeros for ``batch`` sequences of at most ``length`` tokens, 0 for what the model computes or appends to.
+
+        Raises:
+            UnsupportedError: the file does not determine the shape.
+        """
+        return jnp.zeros(extents(self, batch, max(length, self.window)), self.dtype)
+
+    def empty(self, batch: int, length: int) -> Any:
+        """The buffer before the first token.
+
+        Raises:
+            UnsupportedError: the file declares another length, or does not determine the shape.
+        """
+        if self.declared_length not in (None, length):
+            raise UnsupportedError(
+                f"the file declares caches of length {self.declared_length}, not {length}: "
+                f"length={self.declared_length}"
+            )
+        return self.zeros(batch, length)
+
+    def slots(self, length: int) -> int:
+        """The extent of the model's input in a step after ``length`` tokens: here, a free slot besides."""
+        return length + 1
+
+    def first_input(self, buffer: Any, _batch: int, _sizes: Mapping[str, int]) -> Any:
+        """The model's input in the first call; ``sizes`` are extents by dimension name, for cross-attention."""
+        return buffer
+
+    def input(self, buffer: Any, _length: int) -> Any:
+        """The model's input in a later call that returns as many tokens as the buffer has; here, the buffer."""
+        return buffer
+
+    def filled(self, _buffer: Any, present: Any) -> Any:
+        """The buffer after the first call, whose output is ``present``."""
+        return present
+
+    def extended(self, _buffer: Any, present: Any, _start: Any, _count: int) -> Any:
+        """The buffer after a later call, whose output ends with ``count`` tokens to be written at ``start``."""
+        return present
+
+
+@dataclass(frozen=True)
+class Appended(Buffer):
+    """A buffer of a cache to which the model appends: it returns its input and the new tokens."""
+
+    kind: Kind = "appended"
+
+    def slots(self, length: int) -> int:
+        """``length``: the model adds the slot."""
+        return length
+
+    def first_input(self, _buffer: Any, batch: int, sizes: Mapping[str, int]) -> Any:
+        """No token yet."""
+        return self.zeros(batch, sizes.get(str(self.dims[self.axis or 0]), 0))
+
+    def input(self, buffer: Any, length: int) -> Any:
+        """The last ``length`` tokens, so that the model returns as many as the buffer has."""
+        return tail(buffer, length, self.axis or 0)
+
+    def filled(self, buffer: Any, present: Any) -> Any:
+        """The tokens in the first slots."""
+        return write(buffer, present, 0, axis=self.axis or 0)
+
+    def extended(self, buffer: Any, present: Any, start: Any, count: int) -> Any:
+        """The new tokens in their slots, unless the model returned the buffer."""
+        if present.shape[self.axis] == buffer.shape[self.axis]:
+            return present
+        return write(buffer, tail(present, count, self.axis or 0), start, axis=self.axis or 0)
+
+
+@dataclass(frozen=True)
+class Cross(Buffer):
+    """Keys or values of cross-attention, which the first call computes and later ones read."""
+
+    kind: Kind = "cross"
+
+    def empty(self, batch: int, _length: int) -> Any:
+        """No token of the encoder yet."""
+        return self.zeros(batch, 0)
+
+    def slots(self, _length: int) -> int:
+        """The encoder's."""
+        return ENCODER_LENGTH
+
+    def first_input(self, _buffer: Any, batch: int, sizes: Mapping[str, int]) -> Any:
+        """Zeros as long as the encoder's outputs."""
+        return self.zeros(batch, 0 if self.axis is None else sizes.get(str(self.dims[self.axis]), 0))
+
+    def extended(self, buffer: Any, _present: Any, _start: Any, _count: int) -> Any:
+        """As it was."""
+        return buffer
+
+
+def buffer_of(pair: Pair) -> Buffer:
+    """A cache as the buffer of its kind."""
+    fields = pair.past, pair.present, pair.axis, pair.producer
     if ".encoder." in pair.past.name or "cross" in pair.past.name:
-        return "cross"
+        return Cross(*fields)
     if pair.axis is None:
-        return "state"
+        return Buffer(*fields, "state")
     if pair.producer is not None and pair.producer.op_type in SHARED_OPERATORS:
-        return "shared"
-    return "fixed" if isinstance(pair.dims[pair.axis], int) else "appended"
-
-
-def declared_length(pair: Pair) -> int | None:
-    """The cache length that the file declares; None if it is dynamic, or the cache is a sliding window."""
-    room = None if pair.axis is None or pair.window else pair.dims[pair.axis]
-    return room if isinstance(room, int) else None
-
-
-def zeros(
-    pairs: Mapping[str, Pair],
-    kinds: Mapping[str, Kind],
-    batch: int,
-    length: int,
-    *,
-    aligned: bool = False,
-    apart: bool = False,
-) -> Cache:
-    """An empty cache of zeros for ``batch`` sequences of at most ``length`` tokens.
-
-    Raises:
-        InputValueError: ``batch`` or ``length`` is below 1, or the cache would be both aligned and apart.
-        UnsupportedError: the file declares another length, or does not determine the shape of a cache.
-    """
-    if aligned and apart:
-        raise InputValueError("aligned=True and apart=True exclude each other: a cache has one layout, not both")
-    batch, length = whole_number("batch", batch), whole_number("length", length)
-    values = {}
-    for name, pair in pairs.items():
-        kind, declared = kinds[name], declared_length(pair)
-        if kind != "cross" and declared is not None and length != declared:
-            raise UnsupportedError(f"the file declares caches of length {declared}, not {length}: length={declared}")
-        size = 0 if kind == "cross" else max(length, pair.window)
-        values[name] = jnp.zeros(extents(pair, batch, size), pair.dtype)
-    return Cache(values, jnp.zeros((batch, length), bool), jnp.zeros((), np.int32), aligned, apart)
+        return Buffer(*fields, "shared")
+    return Buffer(*fields, "fixed") if isinstance(pair.dims[pair.axis], int) else Appended(*fields)
 
 
 def with_lengths(cache: Cache, lengths: Any, end: Any) -> Cache:

@@ -11,15 +11,14 @@ import numpy as np
 
 from ..errors import OnnxError
 from ..model.caches import Caches, extents
-from ..model.calls.cache_pairs import Pair
 from ..model.changes.dtype import computed_again
 from ..model.changes.parts import with_graph
 from ..model.model import Model
 from ..proto.types import TensorType, ValueInfo
 from . import in_place
-from .cache import Kind
+from .cache import Appended, Buffer, Kind
 from .last_tokens import with_last_logits
-from .probe import ENCODER_LENGTH, PROBED_LENGTHS, Values, probe, slopes
+from .probe import PROBED_LENGTHS, Values, probe, slopes
 
 
 class Graphs:
@@ -31,19 +30,23 @@ class Graphs:
     model: Model
     first: Model
     caches: Caches
-    pairs: dict[str, Pair]
-    kinds: dict[str, Kind]
+    pairs: dict[str, Buffer]
     _logits: str
     _two_files: bool
 
+    @property
+    def kinds(self) -> dict[str, Kind]:
+        """How the model updates each cache."""
+        return {n: buffer.kind for n, buffer in self.pairs.items()}
+
     @cached_property
-    def _appended(self) -> list[str]:
-        return [n for n, kind in self.kinds.items() if kind == "appended"]
+    def _appended(self) -> dict[str, Appended]:
+        return {n: buffer for n, buffer in self.pairs.items() if isinstance(buffer, Appended)}
 
     @cached_property
     def _in_place_model(self) -> Model | None:
         """The model with its Concat nodes rewritten as in-place writes; None if a cache is appended in another way."""
-        graph = in_place.write_to_buffers(self.model.graph, {n: self.pairs[n] for n in self._appended})
+        graph = in_place.write_to_buffers(self.model.graph, self._appended)
         if graph is None:
             return None
         if self._shifts_positions:
@@ -104,9 +107,8 @@ class Graphs:
 
     def _cache_types(self, length: int) -> dict[str, Any]:
         """Cache shapes and dtypes for one sequence of ``length`` tokens, and a free slot in caches that do not grow."""
-        lengths = {"appended": length, "cross": ENCODER_LENGTH}
-        sizes = {n: max(lengths.get(self.kinds[n], length + 1), p.window) for n, p in self.pairs.items()}
-        return {n: jax.ShapeDtypeStruct(extents(p, 1, sizes[n]), p.dtype) for n, p in self.pairs.items()}
+        shapes = {n: extents(b, 1, max(b.slots(length), b.window)) for n, b in self.pairs.items()}
+        return {n: jax.ShapeDtypeStruct(shape, self.pairs[n].dtype) for n, shape in shapes.items()}
 
     @property
     def _has_fixed(self) -> bool:

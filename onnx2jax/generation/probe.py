@@ -14,11 +14,10 @@ from ..eval.abstract import Abstract, Extents, is_typed, without_data
 from ..ir import analysis
 from ..model.model import Model
 from ..proto.types import TensorType, ValueInfo
+from .cache import ENCODER_LENGTH
 
 PROBED_LENGTHS: Final = (5, 6, 7)
 """Cache lengths, in tokens, with which a step is evaluated."""
-ENCODER_LENGTH: Final = 3
-"""Extent of encoder outputs during a probe."""
 
 Values = Mapping[str, Any]
 """The values of a step by name: NumPy arrays where they follow from constants and shapes, otherwise types."""

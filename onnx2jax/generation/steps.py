@@ -27,9 +27,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import compat
-from ..errors import InputNameError, InputShapeError, InputTypeError, UnsupportedError
-from ..model.caches import Caches, caches, extents
-from ..model.calls.cache_pairs import BY_OPERATOR, Pair, namesake
+from ..errors import InputNameError, InputShapeError, InputTypeError, InputValueError, UnsupportedError
+from ..model.caches import Caches, caches
+from ..model.calls.cache_pairs import BY_OPERATOR, namesake
 from ..model.changes.dtype import with_narrow_ends
 from ..model.changes.parts import with_graph
 from ..model.model import Model
@@ -39,11 +39,12 @@ from ..runtime.params import DeviceParams
 from . import cache as cached
 from . import in_place
 from .branches import inline_branch
-from .cache import Cache, Kind
+from .cache import Buffer, Cache
 from .embedding import PREFIX, Embedding
 from .graphs import Graphs
 from .last_tokens import LAST, select_last
 from .layer_calls import with_layer_calls
+from .prompts import whole_number
 
 FIRST: Final = "first/"
 """Prefix for parameters of the prefill file that the step file does not have or that differ from its own."""
@@ -56,8 +57,7 @@ class Steps(Graphs):
         model: the model of a step.
         first: the model of the first call: the same, or that of a separate file.
         caches: the roles of the model's inputs and outputs.
-        pairs: the cache inputs and their outputs, by input name.
-        kinds: how the model updates each cache.
+        pairs: the cache inputs and their outputs, by input name, as buffers.
         vocabulary: the vocabulary size; None if the file leaves it dynamic.
         embedding: computes embeddings from tokens; None if the model takes tokens.
         others: further inputs that a caller passes, such as the outputs of an encoder.
@@ -66,8 +66,7 @@ class Steps(Graphs):
     model: Model
     first: Model
     caches: Caches
-    pairs: dict[str, Pair]
-    kinds: dict[str, Kind]
+    pairs: dict[str, Buffer]
     vocabulary: int | None
     embedding: Embedding | None
     others: tuple[str, ...]
@@ -81,25 +80,19 @@ class Steps(Graphs):
         model, first = with_layer_calls(model), None if first is None else with_layer_calls(first)
         ends = {n for p in caches(model, sized=False).pairs for n in (p.past.name, p.present)}
         model, first = with_narrow_ends(model, ends), None if first is None else with_narrow_ends(first, ends)
-        self.caches = found = caches(model)
+        self.caches = roles = caches(model)
         self.embedding = Embedding(embed) if embed is not None else None
-        self.pairs = {p.past.name: p for p in found.pairs}
+        self.pairs = {p.past.name: cached.buffer_of(p) for p in roles.pairs}
         self.model, self.first, self._two_files = model, first or model, first is not None
-        self._outputs = {n: p.present for n, p in self.pairs.items()}
-        for value in found.others if first else ():  # outputs of the first call that a step only reads
-            present = namesake(value.name, {v.name: v for v in first.outputs}) if first else None
+        for value in roles.others if first else ():  # outputs of the first call that a step only reads
+            present = namesake(value.name, {v.name: v for v in self.first.outputs})
             if present is not None and isinstance(value.type, TensorType):
                 axis = next((i for i, d in enumerate(value.shape or ()) if i and not isinstance(d, int)), None)
-                self.pairs[value.name] = Pair(value, present, axis)
-                self._outputs[value.name] = present
-        _check_decoder(model, found, self.pairs)
-        self.kinds = {
-            n: "cross" if n not in {q.past.name for q in found.pairs} else cached.cache_kind(p)
-            for n, p in self.pairs.items()
-        }
-        assert found.logits is not None
-        self._logits = found.logits
-        shape = next(v.shape for v in model.outputs if v.name == found.logits)
+                self.pairs[value.name] = cached.Cross(value, present, axis)
+        _check_decoder(model, roles, self.pairs)
+        assert roles.logits is not None
+        self._logits = roles.logits
+        shape = next(v.shape for v in model.outputs if v.name == roles.logits)
         last = shape[-1] if shape else None
         self.vocabulary = last if isinstance(last, int) else None
         self.others = tuple(v.name for v in self.first.inputs if v.name not in self._filled_inputs(self.first))
@@ -159,8 +152,8 @@ class Steps(Graphs):
     @property
     def fixed_length(self) -> int | None:
         """The cache length that the file declares, or None."""
-        sizes = (cached.declared_length(p) for n, p in self.pairs.items() if self.kinds[n] != "cross")
-        return next((n for n in sizes if n is not None), None)
+        lengths = (b.declared_length for b in self.pairs.values() if b.kind != "cross")
+        return next((n for n in lengths if n is not None), None)
 
     def empty_cache(self, batch: int, length: int, *, aligned: bool = False, apart: bool = False) -> Cache:
         """An empty cache for ``batch`` sequences of at most ``length`` tokens.
@@ -173,10 +166,15 @@ class Steps(Graphs):
                 not mask padding or have no position input (``shares_slots`` is False).
 
         Raises:
+            InputValueError: ``batch`` or ``length`` is below 1, or the cache would be both aligned and apart.
             UnsupportedError: the file declares another cache length, or does not determine the shape of a cache.
         """
+        if aligned and apart:
+            raise InputValueError("aligned=True and apart=True exclude each other: a cache has one layout, not both")
+        batch, length = whole_number("batch", batch), whole_number("length", length)
         with compat.enable_x64():
-            return cached.zeros(self.pairs, self.kinds, batch, length, aligned=aligned, apart=apart)
+            values = {n: buffer.empty(batch, length) for n, buffer in self.pairs.items()}
+            return Cache(values, jnp.zeros((batch, length), bool), jnp.zeros((), np.int32), aligned, apart)
 
     def prefill(
         self, params: Mapping[str, Any], cache: Cache, tokens: Any, lengths: Any = None, **others: Any
@@ -207,22 +205,19 @@ class Steps(Graphs):
             live = slots < lengths[:, None]
             state = cached.with_lengths(cache, lengths, jnp.max(lengths))
             sizes = _sizes(self.first, others)
-            past = {
-                n: self._initial_cache(n, batch, sizes) if self.kinds[n] in ("appended", "cross") else v
-                for n, v in cache.values.items()
-            }
+            past = {n: self.pairs[n].first_input(v, batch, sizes) for n, v in cache.values.items()}
             positions = jnp.broadcast_to(slots, (batch, count))
             model = self._prefill_model
             given = self._feeds(model, tokens, positions, state.live if self._has_fixed else live, slots)
             shift, last = state.end - (cache.length if self._has_fixed else count), jnp.maximum(lengths - 1, 0)
             given |= _accepted(model, {in_place.SHIFT: shift, LAST: last})
-            results = self._run(model, params, given | past | others)
-            values = {n: self._updated(n, v, results, 0, count, first=True) for n, v in cache.values.items()}
+            logits, new = self._run(model, params, given | past | others)
+            values = cache.values | {n: self.pairs[n].filled(cache.values[n], v) for n, v in new.items()}
             if cache.aligned:
-                rows = {n: (v, self.pairs[n]) for n, v in values.items() if self.kinds[n] == "appended"}
-                values |= {n: cached.right_align(v, lengths, p.axis, p.batch) for n, (v, p) in rows.items()}
+                values |= {
+                    n: cached.right_align(values[n], lengths, b.axis, b.batch) for n, b in self._appended.items()
+                }
                 state = replace(state, live=state.live[:, ::-1])
-            logits = results[self._logits]
             if logits.shape[1] > 1:
                 logits = select_last(logits, last)
             if misplaces:
@@ -274,19 +269,17 @@ class Steps(Graphs):
             model = self.model if cache.aligned else self._in_place_model if writes else self._full_cache_model
             assert model is not None
             state = cached.advance(cache, count, side_by_side="shared" in self.kinds.values())
-            mask, past, full = state.live, dict(cache.values), writes or cache.aligned
-            if full:  # the model sees a cache that is as long as the buffers with the new tokens
-                past |= {f"{in_place.BUFFER}{n}": past[n] for n in self._appended if writes}
-                room = cache.length - count
-                past |= {n: cached.tail(past[n], room, self.pairs[n].axis or 0) for n in self._appended}
+            mask, past, whole = state.live, cache.values, writes or cache.aligned
+            if whole:
+                past = {n: self.pairs[n].input(v, cache.length - count) for n, v in past.items()}
             elif self._appended:
                 mask = jnp.concatenate([cache.live, jnp.ones((batch, count), bool)], axis=1)
             given = self._feeds(model, tokens, positions, mask, start + jnp.arange(count, dtype=np.int32))
-            shift = cache.end + count - cache.length
-            given |= _accepted(model, {in_place.START: cache.end, in_place.SHIFT: shift, in_place.LIVE: state.live})
-            results = self._run(model, params, given | past | others)
-            values = {n: self._updated(n, v, results, cache.end, count, full=full) for n, v in cache.values.items()}
-            logits, fits = results[self._logits], cache.end + count <= cache.length
+            shift, buffers = cache.end + count - cache.length, {in_place.BUFFER + n: v for n, v in cache.values.items()}
+            rewrites = {in_place.START: cache.end, in_place.SHIFT: shift, in_place.LIVE: state.live, **buffers}
+            logits, new = self._run(model, params, given | _accepted(model, rewrites) | past | others)
+            updates = {n: self.pairs[n].extended(cache.values[n], v, cache.end, count) for n, v in new.items()}
+            values, fits = cache.values | updates, cache.end + count <= cache.length
             return jnp.where(fits, logits, jnp.asarray(np.nan, logits.dtype)), replace(state, values=values)
 
     def _embed(
@@ -329,17 +322,14 @@ class Steps(Graphs):
         logits, values, live = every(cache.values, cache.live, tokens, dict(others))
         return logits, replace(cache, values=values, live=live, end=cache.end + count)
 
-    def _initial_cache(self, name: str, batch: int, sizes: Mapping[str, int]) -> Any:
-        """The model's cache input in the first call; ``sizes`` are extents by dimension name, for cross-attention."""
-        pair = self.pairs[name]
-        length = sizes.get(str(pair.dims[pair.axis]), 0) if pair.axis is not None else 0
-        return jnp.zeros(extents(pair, batch, length), pair.dtype)
-
     def _filled_inputs(self, model: Model) -> set[str]:
         """The inputs that a caller does not pass."""
         return {v.name for v in self.caches.roles.values()} | self.pairs.keys() | model.static.keys()
 
-    def _run(self, model: Model, params: Mapping[str, Any], feeds: Mapping[str, Any]) -> dict[str, Any]:
+    def _run(
+        self, model: Model, params: Mapping[str, Any], feeds: Mapping[str, Any]
+    ) -> tuple[jax.Array, dict[str, Any]]:
+        """The logits, and the outputs that update caches, by the names of these."""
         names = [v.name for v in model.inputs]
         if unknown := sorted(set(feeds) - {v.name for v in (*self.first.inputs, *model.inputs)} - self.pairs.keys()):
             valid = [n for n in names if not n.startswith("\0")]
@@ -354,21 +344,10 @@ class Steps(Graphs):
             gone = self.model.spec.types.keys() - model.spec.types
             params = {n: v for n, v in params.items() if n not in gone}
         results = model.apply(params, **{n: feeds[n] for n in names})
-        outputs = results if isinstance(results, tuple) else (results,)
-        return dict(zip((v.name for v in model.outputs), outputs, strict=True))
-
-    def _updated(
-        self, name: str, old: Any, results: Mapping[str, Any], start: Any, count: int, *, first: bool = False,
-        full: bool = False,
-    ) -> Any:  # fmt: skip
-        """The cache after a call; ``full`` if the model returns the full buffer."""
-        kind, pair, new = self.kinds[name], self.pairs[name], results.get(self._outputs[name])
-        if new is None or (kind == "cross" and not first):
-            return old
-        if kind != "appended" or full:
-            return new
-        assert pair.axis is not None
-        return cached.write(old, new if first else cached.tail(new, count, pair.axis), start, axis=pair.axis)
+        results = results if isinstance(results, tuple) else (results,)
+        outputs = dict(zip((v.name for v in model.outputs), results, strict=True))
+        presents = {n: outputs[b.present] for n, b in self.pairs.items() if b.present in outputs}
+        return outputs[self._logits], presents
 
 
 def _check_room(count: int, cache: Cache) -> None:
@@ -390,7 +369,7 @@ def _accepted(model: Model, values: dict[str, Any]) -> dict[str, Any]:
     return {n: v for n, v in values.items() if n in names}
 
 
-def _check_decoder(model: Model, found: Caches, pairs: Mapping[str, Pair]) -> None:
+def _check_decoder(model: Model, found: Caches, pairs: Mapping[str, Buffer]) -> None:
     """Checks that a model is a decoder with KV caches.
 
     Raises:
