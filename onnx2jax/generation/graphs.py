@@ -34,7 +34,7 @@ class Graphs:
     _logits: str
     _two_files: bool
 
-    @property
+    @cached_property
     def kinds(self) -> dict[str, Kind]:
         """How the model updates each cache."""
         return {n: buffer.kind for n, buffer in self.pairs.items()}
