@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 __all__ = [
@@ -44,6 +45,23 @@ def with_rules(text: str, *rules: str) -> str:
     'the graph has no name (rule MV-04)'
     """
     return f"{text} (rule{'s' * (len(rules) > 1)} {', '.join(rules)})" if rules else text
+
+
+@contextmanager
+def inside(node: str) -> Iterator[None]:
+    """Name a node in the notes of an exception that its body raises: for modules that ``to_source`` writes.
+
+    >>> with inside("node 'y' (If, opset 22)"):
+    ...     1 / 0
+    Traceback (most recent call last):
+    ZeroDivisionError: division by zero
+    inside node 'y' (If, opset 22)
+    """
+    try:
+        yield
+    except Exception as e:
+        e.add_note(f"inside {node}")
+        raise
 
 
 def did_you_mean(given: str | Iterable[str], valid: Iterable[str], cutoff: float = 0.6) -> str:

@@ -317,8 +317,8 @@ class Views(Parameters):
 
         >>> import onnx2jax
         >>> model = onnx2jax.convert(onnx2jax.demo_model())
-        >>> print(model.source.splitlines()[-2].strip())
-        logits = h @ params["fc.weight"].T + params["fc.bias"]
+        >>> print(model.source.splitlines()[-3].strip())
+        bn3 = batch_normalization(h, params["bn3.scale"], params["bn3.bias"], params["bn3.mean"], params["bn3.var"])
         """
         from .source import module
 
@@ -327,7 +327,7 @@ class Views(Parameters):
     def to_source(self, folder: str | os.PathLike[str]) -> Path:
         """Write the model as a Python module, to be read and edited: ``model.py``, and its weights beside it.
 
-        Each node is one line: an expression of jax.numpy or jax.nn, or else a function of ``onnx2jax.ops``. Repeated
+        Each node is an expression of jax.numpy or jax.nn, or else a function of ``onnx2jax.ops``. Repeated
         layers are one function in a loop over their parameters; If, Loop and Scan are ``lax.cond``, ``while_loop`` and
         ``scan``. Shape arithmetic, no-ops and what nothing reads are gone. Extents are numbers, or names of dimension
         variables: fix these first by ``convert(..., dims=)`` for shorter code.

@@ -264,7 +264,7 @@ def _resized(y, axis, a, coordinates, nearest, weights, warn):
     x = _original(coordinates, a)
     if a.n == a.out and np.array_equal(x, np.arange(a.n)):
         return y
-    if coordinates == "align_corners" and min(a.n, a.out) > 1 and abs(a.scale * a.n - a.out) >= 1e-4:
+    if warn and coordinates == "align_corners" and min(a.n, a.out) > 1 and abs(a.scale * a.n - a.out) >= 1e-4:
         warn(f"{_CORNERS} ({a.n} * {a.scale:g} to {a.out}); for their results give the node sizes instead of scales")
     if not nearest:
         return _interpolate(y, axis, *_neighbours(x, a.n, a.scale, *weights))

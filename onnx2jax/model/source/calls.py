@@ -49,7 +49,9 @@ SUPPLIED: Final = frozenset({"n_outputs", "opset", "rng", "once", "warn", "doubl
 
 
 ATTRIBUTES: Final = 400
-"""Characters of attributes that a line may have; longer ones are in a file."""
+"""Characters of attributes that a call may have; longer ones are in a file."""
+LONGEST: Final = 100
+"""Characters of a single attribute, for which the same holds."""
 TUPLES: Final = frozenset({"Expand", "Pad", "Reshape", "Slice", "Squeeze", "Tile", "Unsqueeze"})
 """Operators whose functions take tuples of integers."""
 _NARROW: Final = (
@@ -188,7 +190,7 @@ def called(call: Call, files: Files, key: Callable[[], str]) -> str:
     defaults = {p.name: p.default for p in parameters if p.default is not p.empty} | _implied(call)
     arrays = {n: v for n, v in given.items() if isinstance(v, np.ndarray)}
     texts = {n: python(v) for n, v in given.items() if n not in arrays and not _equals(v, defaults.get(n))}
-    if sum(map(len, texts.values())) > ATTRIBUTES:
+    if sum(map(len, texts.values())) > ATTRIBUTES or max(map(len, texts.values()), default=0) > LONGEST:
         files.attributes[node.name] = {n: v for n, v in given.items() if n not in arrays}
         named.append(f"**ATTRIBUTES[{string(node.name)}]")
         texts = {}
@@ -202,7 +204,8 @@ def called(call: Call, files: Files, key: Callable[[], str]) -> str:
     return f"{name}({', '.join([*positional, *named])})"
 
 
-WINDOWS: Final = frozenset({"Conv", "ConvTranspose", "MaxPool", "AveragePool"})
+WINDOWS: Final = {"Conv": 1, "ConvInteger": 1, "ConvTranspose": 1, "QLinearConv": 3, "MaxPool": 0, "AveragePool": 0}
+"""Operators of windows, and which of their inputs is a kernel; 0 where none is."""
 
 
 def _implied(call: Call) -> dict[str, Any]:
@@ -213,7 +216,8 @@ def _implied(call: Call) -> dict[str, Any]:
     ones = (1,) * (rank - 2)
     found: dict[str, Any] = {"auto_pad": "VALID"} if call.attribute("auto_pad") in ("VALID", b"VALID") else {}
     found |= {"strides": ones, "dilations": ones, "pads": (0,) * 2 * (rank - 2), "group": 1}
-    if "Conv" in call.node.op_type and (weight := call.value(1)).shape is not None:
+    kernel = WINDOWS[call.node.op_type]
+    if kernel and (weight := call.value(kernel)).shape is not None:
         found["kernel_shape"] = weight.shape[2:]
     return found
 

@@ -22,6 +22,7 @@ from ...eval.known_values import symbolic_results
 from ...ir.graph import Function, Graph, Node
 from ...ops.registry import Operator
 from ...proto.mapped import load
+from ...proto.types import TensorType
 from .calls import NARROW, SEVERAL, Imports, called, check_callable
 from .code import FUNCTION, PARAM, Block, Statement, canonical, live, mark, references
 from .forms import ARITHMETIC, Call, Form
@@ -42,6 +43,8 @@ from .values import Value, constant, stored
 
 PLAIN: Final[Mapping[str, Form]] = {**ARITHMETIC, **MOVES}
 """Operators of ai.onnx with plain forms."""
+SAMPLE: Final = 64
+"""The sample extent of a dimension of which nothing is known."""
 
 
 class Emitter:
@@ -193,7 +196,7 @@ class Scope:
             results = squeezed(Call(plain, attributes, operands, (), self.emitter.constant)) or results
         samples: list[Any] = []
         if any(r is UNKNOWN for r in results):
-            samples = sampled(tried, self.samples, context)
+            samples = sampled(tried, self.samples, context) or self._declared(node)
             results += [UNKNOWN] * (len(samples) - len(results))
         several = len(results) > 1 or (not samples and any(r is UNKNOWN for r in results) and node.op_type in SEVERAL)
         host = (not drawn and all(v is None or v.host for v in operands)) or node.op_type in ("Shape", "Size")
@@ -204,17 +207,28 @@ class Scope:
         if all(v.known is not None for v, n in zip(types, node.outputs, strict=False) if n) and not drawn:
             return [replace(v, stored=self.graph.key(n)) for v, n in zip(types, node.outputs, strict=False)]
         call = Call(plain, attributes, operands, types, self.emitter.constant)
-        if (same := unchanged(call)) is not None:
+        if (same := unchanged(call)) is not None and not any(node.outputs[1:]):
             return [same]
         form = PLAIN.get(node.op_type) if node.domain == "" and (not host or node.op_type == "Range") else None
         text = form(call) if form is not None else None
         if text is None:
             check_callable(node)
             text = called(call, self.emitter, partial(self.key, node))
-            return self.define(node, text, types, several=several, wide=node.op_type not in NARROW)
+            found = self.define(node, text, types, several=several, wide=node.op_type not in NARROW)
+            return found if same is None else [same, *found[1:]]  # of a Dropout whose mask is an output
         if len(names) == 1 and text == call.value(0).text and types[0].dtype == call.value(0).dtype:
             return [call.value(0)]
         return self.define(node, text, types, several=several)
+
+    def _declared(self, node: Node) -> list[Any]:
+        """The types that the file declares for a node's results, of sample extents."""
+        kinds = [getattr(self.graph.value_info.get(n), "type", None) for n in node.outputs]
+        return [
+            jax.ShapeDtypeStruct([d if isinstance(d, int) else SAMPLE for d in kind.shape], kind.dtype)
+            if isinstance(kind, TensorType) and kind.shape is not None
+            else UNKNOWN
+            for kind in kinds
+        ]
 
     def define(
         self,
@@ -247,7 +261,18 @@ class Scope:
         wide = wide or any(map(is_wide, types))
         written = target([mark(o) for o in outputs]) if target else ""
         self.statements.append(
-            Statement(tuple(outputs), text, tuple(blocks), heavy, node, several or len(types) > 1, written, wide, kind)
+            Statement(
+                tuple(outputs),
+                text,
+                tuple(blocks),
+                heavy,
+                node,
+                several or len(types) > 1,
+                written,
+                wide,
+                kind,
+                str(node) if blocks else "",
+            )
         )
         defined = [replace(v, text=mark(o), known=None) for v, o in zip(types, outputs, strict=False)]
         self._equal[text] = tuple(defined)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -11,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from ...proto.types import TensorType
-from .calls import Imports
+from .calls import DEFAULT_WHY, Imports
 from .code import layout
 from .types import is_wide
 from .values import Value, string, tuple_of
@@ -19,7 +20,9 @@ from .values import Value, string, tuple_of
 SAFETENSORS: Final = frozenset({"bool", "float16", "float32", "float64"}) | frozenset(
     f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
 )
-"""Types that safetensors.numpy restores; others are stored as bytes."""
+"""Types that safetensors.numpy restores; others are stored as unsigned integers."""
+_QUOTES: Final = str.maketrans({'"': "'", "\\": "/"})
+"""Characters that could end a docstring, or mean others in it."""
 ONCE: Final = (
     "def once(function, *attributes, **options):",
     '    """What an operator makes of its attributes."""',
@@ -40,6 +43,7 @@ class Head:
         attributes: of ``attributes.json``.
         outputs: the named tuple's fields, each with a comment; empty for a single output.
         wide: whether the model needs 64-bit types.
+        deviations: where other implementations differ from ONNX.
     """
 
     title: str
@@ -50,6 +54,7 @@ class Head:
     attributes: Mapping[str, Any]
     outputs: Mapping[str, str]
     wide: bool
+    deviations: Sequence[str]
 
     def lines(self, text: str, *, once: bool) -> list[str]:
         """The lines above a text, which may call ``once``."""
@@ -63,7 +68,7 @@ class Head:
             ["import jax", "import jax.numpy as jnp"]
             + (["import numpy as np"] if re.search(r"(?<![\w.])np\.", rest) else [])
             + ([f"from jax import {', '.join(parts)}"] if parts else [])
-            + [*self._operators(), "from safetensors.numpy import load_file"],
+            + [*self._operators(text), "from safetensors.numpy import load_file"],
             registered,
             whys,
             ['PARAMS = Path(__file__).with_name("params.safetensors")', *loaded],
@@ -84,11 +89,17 @@ class Head:
                 "",
                 "Values of 64 bits are such as in the ONNX file: `in_64_bits` is a scope of `jax.enable_x64`.",
             ]
+        if self.deviations:
+            lines += ["", "Other implementations differ from ONNX, which the module follows:"]
+            for text in self.deviations:
+                lines += textwrap.wrap(f"- {text}".translate(_QUOTES), 118, subsequent_indent="  ")
         return [*lines, '"""']
 
-    def _operators(self) -> Iterator[str]:
+    def _operators(self, text: str) -> Iterator[str]:
         """Imports of operators."""
         found: dict[str, list[str]] = {"onnx2jax.compat": ["in_64_bits"]} if self.wide else {}
+        if "with inside(" in text:
+            found["onnx2jax.errors"] = ["inside"]
         for name in self.used & self.imports.operators.keys():
             module, function, _ = self.imports.operators[name]
             found.setdefault(module, []).append(f"{function} as {name}" if name != function else function)
@@ -105,7 +116,12 @@ class Head:
             (domain, operator, since), whys[name] = self.imports.resolved[name]
             lines += layout(f"{name} = resolve({string(domain)}, {string(operator)}, {since}).function", 0)
         comments = ["# Operators that are no single expression of jax.numpy or jax.nn, and what is beyond it:"]
-        comments += [f"#   {name}: {why}" for name, why in sorted(whys.items())]
+        names: dict[str, list[str]] = {}
+        for name, why in sorted(whys.items()):
+            names.setdefault(why, []).append(name)
+        for why, several in sorted(names.items(), key=lambda item: (item[0] == DEFAULT_WHY, item[1])):
+            text = f"{', '.join(several)}: {why}"
+            comments += textwrap.wrap(text, 118, initial_indent="#   ", subsequent_indent="#     ")
         return lines, comments if whys else []
 
     def _loaded(self) -> list[str]:

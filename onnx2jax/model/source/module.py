@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +15,7 @@ import numpy as np
 from jax import export
 
 from ... import compat
-from ...errors import UnsupportedError
+from ...errors import DeviationWarning, UnsupportedError
 from ...eval.abstract import without_data
 from ...eval.values import to_host
 from ...ir import loops
@@ -22,19 +23,20 @@ from ...proto import atomic
 from ...proto.types import TensorType, ValueInfo
 from ..calls.outputs import field_names
 from ..spec import Spec
-from .code import EXTENT, FUNCTION, Block, layout, live, mark, references
-from .control import FORMS
-from .emitter import Emitter, Scope
+from .code import EXTENT, FUNCTION, Block, layout, live, mark, references, substituted
+from .control import FORMS, used
+from .emitter import SAMPLE, Emitter, Scope
 from .head import SAFETENSORS, Head, plain, table, title
 from .layers import Loop, rolled
 from .names import dimension, distinct, identifier
+from .nested import nest
 from .render import FIXED, Renderer, tidy
 from .schedule import called, has_wide, scheduled, texts
 from .types import is_wide
-from .values import Value, constant, stored, string
+from .values import Value, constant, extent, stored, string
 
 MODEL: Final = FUNCTION + "model"
-MODULES: Final = frozenset({"np", "jnp", "nn", "lax", "jax", "json", "functools", "Path"})
+MODULES: Final = frozenset({"np", "jnp", "nn", "lax", "jax", "json", "functools", "Path", "inside"})
 """Names of imports that no value may have."""
 
 
@@ -46,20 +48,25 @@ class SourceModule:
         text: of ``model.py``.
         constants: arrays of ``constants.safetensors``.
         attributes: of ``attributes.json``.
+        deviations: the texts of DeviationWarnings, which the module itself does not issue.
     """
 
     text: str
     constants: Mapping[str, np.ndarray]
     attributes: Mapping[str, Mapping[str, Any]]
+    deviations: Sequence[str]
 
 
 def source(spec: Spec) -> SourceModule:
-    """A model as source.
+    """A model as source; its deviations from other implementations are warnings, and in the docstring.
 
     Raises:
         UnsupportedError: it is no single program, or a node has no form in source.
     """
-    return _ModuleWriter(spec).module()
+    module = _ModuleWriter(spec).module()
+    for text in module.deviations:
+        warnings.warn(text, DeviationWarning, stacklevel=3)
+    return module
 
 
 def write(spec: Spec, params: Mapping[str, Any], folder: str | os.PathLike[str]) -> Path:
@@ -94,7 +101,8 @@ def _plain(value: Any) -> Any:
 
 
 def _storable(array: np.ndarray) -> np.ndarray:
-    return array if array.dtype.name in SAFETENSORS else array.view(np.uint8)
+    """An array as safetensors.numpy saves it: of unsigned integers of the same width where it lacks the type."""
+    return array if array.dtype.name in SAFETENSORS else array.view(f"u{min(array.dtype.itemsize, 8)}")
 
 
 class _ModuleWriter:
@@ -116,6 +124,7 @@ class _ModuleWriter:
         self.arguments = self._arguments()
         self.extents: dict[str, str] = {}
         """Names of dimension variables, by reference."""
+        self.deviations: list[str] = []
         self.places: dict[str, tuple[int, int]] = {}
         """Input and axis of a dimension variable, by reference."""
 
@@ -142,7 +151,10 @@ class _ModuleWriter:
                 scope.bind(value.name, Value(mark(reference), None, shape, value.type.dtype))
             for name, array in self.spec.static.items():
                 scope.bind(name, constant(np.asarray(array), name))
-            results.extend(scope.run())
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always", DeviationWarning)
+                results.extend(scope.run())
+            self.deviations = list(dict.fromkeys(str(w.message) for w in caught))
 
         without_data(run)
         returned = []
@@ -163,14 +175,14 @@ class _ModuleWriter:
                 shapes.append(None)
                 continue
             shape = []
-            for axis, extent in enumerate(value.shape):
-                key = extent or (value.name, axis)
-                if not isinstance(extent, int) and key not in symbols:
+            for axis, declared in enumerate(value.shape):
+                key = declared or (value.name, axis)
+                if not isinstance(declared, int) and key not in symbols:
                     (symbols[key],) = export.symbolic_shape(f"d{len(symbols)}", scope=scope)
                     self.places[f"{EXTENT}d{len(symbols) - 1}"] = (i, axis)
-                    self.emitter.sizes[f"d{len(symbols) - 1}"] = 64 * (len(symbols) + 1)
-                    wanted.append(dimension(extent, axis, len(value.shape)))
-                shape.append(extent if isinstance(extent, int) else symbols[key])
+                    self.emitter.sizes[f"d{len(symbols) - 1}"] = SAMPLE * (len(symbols) + 1)
+                    wanted.append(dimension(declared, axis, len(value.shape)))
+                shape.append(declared if isinstance(declared, int) else symbols[key])
             shapes.append(tuple(shape))
         taken = {*self.arguments}
         wanted = [f"{w}_size" if w in taken else w for w in wanted]
@@ -189,6 +201,8 @@ class _ModuleWriter:
         layers = [s.layer for s in block.statements if isinstance(s, Loop) and s.layer is not None]
         read = called([block, *layers], self.emitter.functions)
         functions = [*(f for f in self.emitter.functions if f.reference in read), *layers]
+        for function in [*functions, block]:
+            nest(function, self.wanted, is_model=function is block)
         everything = "\n".join(texts([*functions, block]))
         used = {n for n in imports.names if re.search(rf"\b{n}\(", everything)}
         wide = any(map(has_wide, [*functions, block])) or any(is_wide(Value(dtype=_dtype(v))) for v in self.inputs)
@@ -199,8 +213,9 @@ class _ModuleWriter:
             used,
             {n: v for n, v in self.emitter.constants.items() if stored(n) in everything},
             {n: v for n, v in self.emitter.attributes.items() if f"ATTRIBUTES[{string(n)}]" in everything},
-            self._fields() if len(spec.outputs) > 1 else {},
+            self._fields(results) if len(spec.outputs) > 1 else {},
             wide or any(is_wide(replace(v, host=False)) for v in results),
+            self.deviations,
         )
         names = distinct([_unused(identifier(f.hint) or "function", used | self.taken) for f in functions])
         of = dict(zip([f.reference for f in functions], names, strict=True)) | {MODEL: "model"}
@@ -208,45 +223,48 @@ class _ModuleWriter:
         lines: list[str] = []
         for function in functions:
             lines += ["", "", *tidy([*renderer.function(function)])]
-        lines += ["", "", *(["@in_64_bits"] if head.wide else []), *self._model(block, renderer)]
+        lines += ["", "", *(["@in_64_bits"] if head.wide else []), *self._model(block, renderer, results)]
         lines += ["", "", *table(tables)] if tables else []
         above = head.lines("\n".join(lines), once="once=once" in everything)
-        return SourceModule("\n".join([*above, *lines]) + "\n", head.constants, head.attributes)
+        return SourceModule("\n".join([*above, *lines]) + "\n", head.constants, head.attributes, self.deviations)
 
     @property
     def taken(self) -> set[str]:
         """Names that functions at the top of the module may not have."""
         return {*MODULES, *self.arguments, *self.extents.values()}
 
-    def _fields(self) -> dict[str, str]:
+    def _fields(self, results: Sequence[Value]) -> dict[str, str]:
         """The fields of the named tuple of outputs, and their types."""
         fields = [re.sub(r"^_", "output_", f) for f in field_names(v.name for v in self.spec.outputs)]
-        return dict(zip(fields, map(self._described, self.spec.outputs), strict=True))
+        return dict(zip(fields, map(self._described, self.spec.outputs, results), strict=True))
 
-    def _model(self, block: Block, renderer: Renderer) -> list[str]:
+    def _model(self, block: Block, renderer: Renderer, results: Sequence[Value]) -> list[str]:
         """The function ``model``."""
         several, pairs = len(self.spec.outputs) > 1, list(zip(self.arguments, self.inputs, strict=True))
         defaults = {v.name: " | None = None" for v in self.spec.optional.values()}
         formals = ["params: dict[str, jax.Array]", *(f"{a}: jax.Array{defaults.get(v.name, '')}" for a, v in pairs)]
         formals += ["*", "rng: jax.Array"] if self.emitter.draws else []
         signature = f"({', '.join(formals)}) -> {'Outputs' if several else 'jax.Array'}:"
-        opening = [f"    {line}".rstrip() for line in self._docstring(several)]
+        opening = [f"    {line}".rstrip() for line in self._docstring(results)]
         own = {r: a for r, a in zip(self.references.values(), self.arguments, strict=True)} | self.extents  # noqa: C416
-        for argument, value in pairs:
+        unpacked, read = self._unpacked(block)
+        for (reference, argument), value in zip(own.items(), self.inputs, strict=False):
+            if reference not in read:
+                continue
             text = f"jnp.asarray({argument}, {_jnp(_dtype(value))})"
             if value.name in defaults:
                 known = self.emitter.initializer(self.graph, value.name, self.graph.initializers[value.name])
                 default = renderer.text(known.text or self.emitter.array(known))
                 text = f"{default} if {argument} is None else {text}"
             opening += layout(f"{argument} = {text}", 4)
-        opening += self._unpacked(block)
+        opening += unpacked
         block.formals = "".join(map(mark, own))
         return tidy([*renderer.function(block, signature, opening, own)])
 
-    def _unpacked(self, block: Block) -> list[str]:
-        """Lines that name the extents that the model reads."""
-        read = {r for t in texts([block]) for r in references(t)}
-        read |= {r for s in block.statements if isinstance(s, Loop) for a in s.arguments for r in references(a)}
+    def _unpacked(self, block: Block) -> tuple[list[str], set[str]]:
+        """Lines that name the extents that the model reads; references that are read, those of the inputs included."""
+        read = used(block)
+        read |= {f"input {k}" for r, (k, _) in self.places.items() if r in read}
         lines = []
         for i, argument in enumerate(self.arguments):
             axes = {axis: self.extents[r] for r, (k, axis) in self.places.items() if k == i and r in read}
@@ -256,9 +274,9 @@ class _ModuleWriter:
             elif axes:
                 rank = len(self.inputs[i].shape or ())
                 lines.append(f"    {', '.join(axes.get(a, '_') for a in range(rank))} = {argument}.shape")
-        return lines
+        return lines, read
 
-    def _docstring(self, several: bool) -> list[str]:
+    def _docstring(self, results: Sequence[Value]) -> list[str]:
         lines = ['"""Apply the network.', ""]
         lines += self._conditional()
         lines += ["Args:"]
@@ -269,10 +287,8 @@ class _ModuleWriter:
         if self.emitter.draws:
             lines.append("    rng: a random key.")
         lines += ["", "Returns:"]
-        if several:
-            lines.append("    Outputs, a named tuple.")
-        else:
-            lines.append(f"    {self._described(self.spec.outputs[0])}.")
+        single = self._described(self.spec.outputs[0], results[0])
+        lines.append(f"    {single if len(results) == 1 else 'Outputs, a named tuple'}.")
         return [*lines, '"""']
 
     def _conditional(self) -> list[str]:
@@ -288,16 +304,22 @@ class _ModuleWriter:
             "",
         ]
 
-    def _described(self, value: ValueInfo) -> str:
+    def _described(self, value: ValueInfo, result: Value | None = None) -> str:
+        """The type of an input; that of an output with extents of the result where the file declares none."""
         kind = value.type
+        found = result.shape if result is not None else None
         if not isinstance(kind, TensorType):
             return "as the model declares it" if kind is None else str(kind)
-        if kind.shape is None:
+        declared = kind.shape if kind.shape is not None else (None,) * len(found) if found is not None else None
+        if declared is None:
             return str(kind.dtype)
         own = {d: self.extents[r] for r, (k, axis) in self.places.items() if (d := (self.inputs[k].shape or ())[axis])}
         shape = []
-        for axis, d in enumerate(kind.shape):
+        for axis, d in enumerate(declared):
             unnamed = [self.extents[r] for r, (k, a) in self.places.items() if self.inputs[k] is value and a == axis]
+            if found is not None and len(found) == len(declared):
+                text = substituted(extent(found[axis]), self.extents.__getitem__)
+                unnamed.append(text if len(text) <= 40 else "?")
             shape.append(str(d) if isinstance(d, int) else own.get(d or "") or (unnamed or ["?"])[0])
         return f"{kind.dtype}[{', '.join(shape)}]"
 

@@ -109,6 +109,9 @@ class Renderer:
             target, text = named[at], f"{text}[{at}]"
         else:
             target = ", ".join(named)
+        if statement.inside:
+            yield from layout(f"with inside({string(statement.inside)}):", indent)
+            indent += 4
         yield from layout(f"{target} = {text}", indent)
 
     def _hint(self, reference: str, names: Identifiers) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -69,7 +70,7 @@ def is_exact(node: Node, operands: Mapping[str, Any]) -> bool:
 def unchanged(call: Call) -> Value | None:
     """The operand that a node returns, if it is one."""
     node, first = call.node, call.value(0)
-    if node.domain or any(node.outputs[1:]):
+    if node.domain or (any(node.outputs[1:]) and node.op_type != "Dropout"):
         return None
     result = call.results[0]
     same_type = first.dtype is not None and first.dtype == result.dtype
@@ -84,6 +85,8 @@ def unchanged(call: Call) -> Value | None:
             if node.op_type.startswith("Cast") and same_type:
                 return first
             return first if same else None
+        case "Mul" | "Div":
+            return _times_one(call)
         case "And":
             return next((v for k, v in enumerate(call.operands) if v is not None and _is_true(call, 1 - k)), None)
         case "Concat" | "Sum" | "Max" | "Min" | "Mean":
@@ -102,6 +105,15 @@ def squeezed(call: Call) -> list[Any]:
         return []
     dropped = {a % len(x.shape) for a in axes}
     return [lax.full([d for i, d in enumerate(x.shape) if i not in dropped], 0, x.dtype)]
+
+
+def _times_one(call: Call) -> Value | None:
+    """The operand that a Mul or Div by 1 returns."""
+    for k in (0, 1) if call.node.op_type == "Mul" else (0,):
+        x, one = call.value(k), call.scalar(1 - k)
+        if one is not None and one == 1 and None not in (x.rank, x.dtype) and x.dtype == call.value(1 - k).dtype:
+            return x if (call.value(1 - k).rank or 0) <= (x.rank or 0) else None
+    return None
 
 
 def _is_true(call: Call, i: int) -> bool:
@@ -124,10 +136,12 @@ def sampled(node: Node, samples: Mapping[str, Any], context: Context) -> list[An
     given = {n: samples.get(n, UNKNOWN) for n in node.reads}
     if any(v is UNKNOWN for v in given.values()):
         return []
-    try:
-        return list(run_node(node, given, context))
-    except Exception:
-        return []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # which may be about these extents alone
+        try:
+            return list(run_node(node, given, context))
+        except Exception:
+            return []
 
 
 def typed(result: Any, host: bool, sample: Any = None) -> Value:

@@ -273,7 +273,7 @@ def decoder_masked_multi_head_attention(
         past_sequence_length = cache_indirection = None
     else:
         check_buffer(past_present_share_buffer, past_sequence_length)
-        if past_sequence_length is not None:
+        if warn and past_sequence_length is not None:
             warn(_KEY_LAYOUT)
     return multi_head_attention(
         query, key, value, bias, mask_index, attention_bias, past_key, past_value, past_sequence_length,

@@ -1,0 +1,166 @@
+"""Nested expressions: what has no name of its own and one reader becomes part of its reader's expression."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from .code import MARK, PARAM, Block, Statement, mark, references, substituted
+from .layers import Loop
+from .names import hint, without_numbers
+
+LONGEST: Final = 96
+"""Characters of an expression with others inside."""
+MOST: Final = 6
+"""Nodes of the model in one expression."""
+_STEP: Final = re.compile(r"\w+\(|\x02function:")
+"""Begins a call of an operator's function, or of a function of the module: a line of its own."""
+_ACTIVATION: Final = re.compile(r"nn\.\w+\(")
+_RESHAPED: Final = re.compile(r"(.*)\.reshape\([^()]*\)")
+
+
+def nest(block: Block, wanted: Mapping[str, str], *, is_model: bool) -> None:
+    """Nest the expressions of a function, and of the functions inside.
+
+    Args:
+        block: the function.
+        wanted: names of the model's outputs, by reference.
+        is_model: whether it is the model itself, whose outputs have names.
+    """
+
+    def name(reference: str) -> str:
+        return without_numbers(wanted.get(reference, "")) or hint(reference)
+
+    def length(text: str) -> int:
+        return len(substituted(text, lambda r: f'params["{r[len(PARAM) :]}"]' if r.startswith(PARAM) else name(r)))
+
+    uses = Counter(references(block.result))
+    for statement in block.statements:
+        uses.update(references(statement.text))
+        for inner in statement.blocks:
+            nest(inner, wanted, is_model=False)
+            uses.update([*inner.reads()] * 2)
+        uses.update([*statement.reads()] * 2 if isinstance(statement, Loop) else [])
+    nodes = dict[int, int]()
+    kept: list[Statement] = []
+
+    def taken(text: str, reader: Statement | None) -> str:
+        """The text with the expressions of the last statements inside that only it reads."""
+        count = nodes.get(id(reader), 1)
+        while kept:
+            last = kept[-1]
+            reference = last.outputs[0]
+            own = name(reference)
+            anonymous = own == "h" or (reader is not None and own in map(name, reader.outputs))
+            more = nodes.get(id(last), 1)
+            if not anonymous or uses[reference] != 1 or mark(reference) not in text or not _nests(last, text):
+                break
+            joined = placed(text, reference, last.text)
+            if length(joined) > LONGEST or count + more > MOST:
+                break
+            text, count = joined, count + more
+            kept.pop()
+        nodes[id(reader)] = count
+        return text
+
+    for statement in block.statements:
+        if not isinstance(statement, Loop):
+            _branch(statement)
+            statement.text = taken(statement.text, statement)
+        kept.append(statement)
+    if not is_model and not block.result.startswith("\x02state"):
+        block.result = taken(block.result, None)
+    block.statements = kept
+
+
+def _nests(statement: Statement, reader: str) -> bool:
+    """Whether a statement is an expression that may be part of another."""
+    if isinstance(statement, Loop) or len(statement.outputs) != 1 or statement.blocks or statement.target:
+        return False
+    if _STEP.match(statement.text) or statement.several:
+        return False
+    return not (_STEP.match(reader) and _ACTIVATION.match(statement.text))
+
+
+def _branch(statement: Statement) -> None:
+    """A choice between functions that are one expression each, as a conditional expression."""
+    results = {f"{mark(b.reference)}()": b for b in statement.blocks if not b.statements and not b.opening}
+    if len(results) != len(statement.blocks) or not results or " if " not in statement.text:
+        return
+    for call, block in results.items():
+        several = len(_elements(block.result)) > 1
+        statement.text = statement.text.replace(call, f"({block.result})" if several else block.result)
+    statement.blocks, statement.inside = (), ""
+
+
+def _elements(text: str) -> Sequence[ast.expr]:
+    tree = _parsed(text)
+    return tree.elts if isinstance(tree, ast.Tuple) else [tree]
+
+
+# -------------------------------------------------------------------------------------------------------- parentheses
+
+_PRECEDENCE: Final[Mapping[type[ast.AST], int]] = {
+    **{ast.BitOr: 1, ast.BitXor: 2, ast.BitAnd: 3, ast.Add: 4, ast.Sub: 4, ast.Pow: 7},
+    **{ast.MatMult: 5, ast.Mult: 5, ast.Div: 5, ast.FloorDiv: 5, ast.Mod: 5},
+}
+_ATOM: Final = 9
+
+
+def placed(text: str, reference: str, expression: str) -> str:
+    """The text with an expression in place of a reference that it has once, in parentheses where it needs them.
+
+    >>> placed("\\x02a\\x03 * 2", "a", "x + 1"), placed("f(\\x02a\\x03)", "a", "x + 1")
+    ('(x + 1) * 2', 'f(x + 1)')
+    """
+    tree = _parsed(text.replace(mark(reference), "_here"))
+    parent, field = next(
+        ((node, name) for node in ast.walk(tree) for name, value in ast.iter_fields(node) if _is_here(value)),
+        (tree, ""),
+    )
+    level, power = _level(_parsed(expression)), isinstance(parent, ast.BinOp) and isinstance(parent.op, ast.Pow)
+    match parent:
+        case ast.BinOp():
+            outer = _level(parent)
+            bare = level > outer or (level == outer and field == "left" and not power)
+            bare &= not (isinstance(parent.op, ast.MatMult) and level == outer)  # beside other products, for readers
+        case ast.Compare() | ast.UnaryOp():
+            bare = level > _level(parent)
+        case ast.Attribute() | ast.Subscript() if field == "value":
+            bare = level == _ATOM
+        case ast.IfExp():
+            bare = level > 0
+        case _:
+            bare = True
+    reshaped = _RESHAPED.fullmatch(expression)
+    if reshaped and field == "value" and isinstance(parent, ast.Attribute) and parent.attr == "reshape":
+        expression = reshaped.group(1)  # the last shape counts
+    if power and not re.fullmatch(MARK, expression):
+        text = text.replace(f"{mark(reference)}**", f"{mark(reference)} ** ")
+    return text.replace(mark(reference), expression if bare else f"({expression})")
+
+
+def _is_here(value: object) -> bool:
+    values = value if isinstance(value, list) else [value]
+    return any(isinstance(v, ast.Name) and v.id == "_here" for v in values)
+
+
+def _level(tree: ast.expr) -> int:
+    match tree:
+        case ast.IfExp():
+            return -1
+        case ast.Compare():
+            return 0
+        case ast.BinOp():
+            return _PRECEDENCE[type(tree.op)]
+        case ast.UnaryOp():
+            return 6
+        case _:
+            return _ATOM
+
+
+def _parsed(text: str) -> ast.expr:
+    return ast.parse(MARK.sub("_", text), mode="eval").body
