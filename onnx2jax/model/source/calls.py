@@ -44,7 +44,9 @@ WHY: Final = {
 """Operator -> what jax.numpy and jax.nn have no function for."""
 DEFAULT_WHY: Final = "no function of jax.numpy has its semantics"
 SHAPES_WHY: Final = "with shapes, in NumPy while JAX traces"
-SUPPLIED: Final = frozenset({"n_outputs", "opset", "rng", "once", "warn", "double", "extents", "wide", "shards"})
+SUPPLIED: Final = frozenset(
+    {"n_outputs", "opset", "rng", "once", "warn", "double", "dropped", "extents", "wide", "shards"}
+)
 """Fixtures that a call can have."""
 
 
@@ -197,6 +199,7 @@ def called(call: Call, files: Files, key: Callable[[], str]) -> str:
     texts |= {n: call.array(constant(v, f"{node.name}.{n}")) for n, v in arrays.items()}
     named += [f"{n}={t}" for n, t in texts.items()]
     fixtures: dict[str, Any] = {"n_outputs": len(node.outputs), "opset": node.opset, "once": "once", "extents": "None"}
+    fixtures["dropped"] = "lambda: None"
     supplied = operator.fixtures - given.keys()
     named += [f"{f}={v}" for f, v in fixtures.items() if f in supplied and defaults.get(f) != v]
     if "rng" in supplied:

@@ -19,11 +19,12 @@ import numpy as np
 from ...eval.abstract import UNKNOWN, is_elementwise
 from ...eval.interpreter import Context, FunctionCall, actual_attributes, call_of, run_nodes
 from ...eval.known_values import symbolic_results
+from ...ir.dropped import reader_beside_scatters
 from ...ir.graph import Function, Graph, Node
 from ...ops.registry import Operator
 from ...proto.mapped import load
 from ...proto.types import TensorType
-from .calls import NARROW, SEVERAL, Imports, called, check_callable
+from .calls import NARROW, SEVERAL, Imports, called, check_callable, unsupported
 from .code import FUNCTION, PARAM, Block, Statement, canonical, live, mark, references
 from .forms import ARITHMETIC, Call, Form
 from .shapes import MOVES
@@ -213,6 +214,12 @@ class Scope:
         text = form(call) if form is not None else None
         if text is None:
             check_callable(node)
+            if (
+                "dropped" in node.operator.fixtures
+                and not host
+                and (reader := reader_beside_scatters(self.graph, node))
+            ):
+                raise unsupported(node, f"its extent depends on values, and {reader} reads its result")
             text = called(call, self.emitter, partial(self.key, node))
             found = self.define(node, text, types, several=several, wide=node.op_type not in NARROW)
             return found if same is None else [same, *found[1:]]  # of a Dropout whose mask is an output

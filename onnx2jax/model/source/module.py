@@ -121,6 +121,9 @@ class _ModuleWriter:
         for value in self.inputs:
             if not isinstance(value.type, TensorType) or value.type.dtype.hasobject:
                 raise UnsupportedError(f"input {value} has no form in source, which takes arrays of numbers")
+        for value in spec.outputs:
+            if isinstance(value.type, TensorType) and value.type.dtype.hasobject:
+                raise UnsupportedError(f"output {value} has no form in source, which computes arrays of numbers")
         self.arguments = self._arguments()
         self.extents: dict[str, str] = {}
         """Names of dimension variables, by reference."""
@@ -202,7 +205,7 @@ class _ModuleWriter:
         read = called([block, *layers], self.emitter.functions)
         functions = [*(f for f in self.emitter.functions if f.reference in read), *layers]
         for function in [*functions, block]:
-            nest(function, self.wanted, is_model=function is block)
+            nest(function, self.wanted, self.extents, is_model=function is block)
         everything = "\n".join(texts([*functions, block]))
         used = {n for n in imports.names if re.search(rf"\b{n}\(", everything)}
         wide = any(map(has_wide, [*functions, block])) or any(is_wide(Value(dtype=_dtype(v))) for v in self.inputs)
@@ -305,23 +308,27 @@ class _ModuleWriter:
         ]
 
     def _described(self, value: ValueInfo, result: Value | None = None) -> str:
-        """The type of an input; that of an output with extents of the result where the file declares none."""
+        """The type of an input, or of an output: the result's, with the names that the file declares for extents."""
         kind = value.type
-        found = result.shape if result is not None else None
         if not isinstance(kind, TensorType):
             return "as the model declares it" if kind is None else str(kind)
-        declared = kind.shape if kind.shape is not None else (None,) * len(found) if found is not None else None
+        declared, found, dtype = kind.shape, None, kind.dtype
+        if result is not None and result.dtype is not None:
+            found, dtype = result.shape, result.dtype
+        if found is not None and (declared is None or len(found) != len(declared)):
+            declared = (None,) * len(found)
         if declared is None:
-            return str(kind.dtype)
+            return str(dtype)
         own = {d: self.extents[r] for r, (k, axis) in self.places.items() if (d := (self.inputs[k].shape or ())[axis])}
         shape = []
         for axis, d in enumerate(declared):
             unnamed = [self.extents[r] for r, (k, a) in self.places.items() if self.inputs[k] is value and a == axis]
-            if found is not None and len(found) == len(declared):
+            if found is not None:
                 text = substituted(extent(found[axis]), self.extents.__getitem__)
-                unnamed.append(text if len(text) <= 40 else "?")
+                unnamed = [text if len(text) <= 40 else "?"]
+                d = found[axis] if isinstance(found[axis], int) else None if isinstance(d, int) else d
             shape.append(str(d) if isinstance(d, int) else own.get(d or "") or (unnamed or ["?"])[0])
-        return f"{kind.dtype}[{', '.join(shape)}]"
+        return f"{dtype}[{', '.join(shape)}]"
 
 
 def _jnp(dtype: np.dtype) -> str:

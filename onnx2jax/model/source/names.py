@@ -20,8 +20,10 @@ GENERIC: Final = frozenset(_GENERIC.split())
 """Parts of names that say nothing."""
 TRANSPOSED: Final = frozenset({"adjustedinput", "convolutionoutput", "transposeoutput", "pushtransposeout"})
 """Names that tf2onnx gives to what it inserts."""
-_OTHERS: Final = ("biasadd", "fusedbatchnormv3", "conv2d", "depthwise", "onnx", "tensordot")
-OPERATORS: Final = frozenset([n.lower() for names in supported().values() for n in names] + [*_OTHERS])
+SKL2ONNX: Final = re.compile(r"_(C|Y|Z|output|reduced|transposed|reshaped|concat_result)\d+$")
+"""Ends names that skl2onnx gives to results, of the operator that computes them: ``wei_C0``, ``bprob_reduced01``."""
+_OTHERS: Final = "biasadd fusedbatchnormv3 conv2d depthwise onnx tensordot addmm arange eq ge gt le lt ne permute scalartensor tocopy view"
+OPERATORS: Final = frozenset([n.lower() for names in supported().values() for n in names] + [*_OTHERS.split()])
 """Parts of names that are operators."""
 
 
@@ -53,7 +55,7 @@ def hint(name: str) -> str:
         part = re.sub(r"^onnx::|_output_\d+$|:\d+$|(_quant\w*|_Quantize\w*|_Dequantize\w*)$", "", part)
         words = [w for w in part.split(".") if w and not w.isdigit()]
         for word in reversed(words):
-            word = re.sub(r"_\d+$", "", word)
+            word = re.sub(r"_\d+$", "", SKL2ONNX.sub("", word))
             plain = re.sub(r"[\W_]", "", re.sub(r"_?\d+(_\w)?$", "", word)).lower()
             if not plain or plain.isdigit() or plain in GENERIC or plain in OPERATORS | TRANSPOSED or len(word) > 40:
                 continue

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from .code import MARK, PARAM, Block, Statement, mark, references, substituted
+from .code import CONSTANT, MARK, PARAM, Block, Statement, mark, references, substituted
 from .layers import Loop
 from .names import hint, without_numbers
 
@@ -16,54 +16,60 @@ LONGEST: Final = 96
 """Characters of an expression with others inside."""
 MOST: Final = 6
 """Nodes of the model in one expression."""
+WINDOW: Final = 8
+"""Lines that an expression may move down to its reader."""
 _STEP: Final = re.compile(r"\w+\(|\x02function:")
 """Begins a call of an operator's function, or of a function of the module: a line of its own."""
 _ACTIVATION: Final = re.compile(r"nn\.\w+\(")
 _RESHAPED: Final = re.compile(r"(.*)\.reshape\([^()]*\)")
+_INDEX: Final = r"\[((?:None|:)(?:, (?:None|:))*)\]"
+"""An index that adds axes."""
 
 
-def nest(block: Block, wanted: Mapping[str, str], *, is_model: bool) -> None:
+def nest(block: Block, wanted: Mapping[str, str], extents: Mapping[str, str], *, is_model: bool) -> None:
     """Nest the expressions of a function, and of the functions inside.
 
     Args:
         block: the function.
         wanted: names of the model's outputs, by reference.
+        extents: names of dimension variables, by reference.
         is_model: whether it is the model itself, whose outputs have names.
     """
 
     def name(reference: str) -> str:
         return without_numbers(wanted.get(reference, "")) or hint(reference)
 
+    def shown(reference: str) -> str:
+        for prefix, mapping in ((PARAM, "params"), (CONSTANT, "CONSTANTS")):
+            if reference.startswith(prefix):
+                return f'{mapping}["{reference.removeprefix(prefix)}"]'
+        return extents.get(reference) or name(reference)
+
     def length(text: str) -> int:
-        return len(substituted(text, lambda r: f'params["{r[len(PARAM) :]}"]' if r.startswith(PARAM) else name(r)))
+        return len(substituted(text, shown))
 
     uses = Counter(references(block.result))
     for statement in block.statements:
         uses.update(references(statement.text))
         for inner in statement.blocks:
-            nest(inner, wanted, is_model=False)
+            nest(inner, wanted, extents, is_model=False)
             uses.update([*inner.reads()] * 2)
         uses.update([*statement.reads()] * 2 if isinstance(statement, Loop) else [])
     nodes = dict[int, int]()
     kept: list[Statement] = []
 
     def taken(text: str, reader: Statement | None) -> str:
-        """The text with the expressions of the last statements inside that only it reads."""
-        count = nodes.get(id(reader), 1)
-        while kept:
-            last = kept[-1]
-            reference = last.outputs[0]
-            own = name(reference)
-            anonymous = own == "h" or (reader is not None and own in map(name, reader.outputs))
-            more = nodes.get(id(last), 1)
-            if not anonymous or uses[reference] != 1 or mark(reference) not in text or not _nests(last, text):
-                break
-            joined = placed(text, reference, last.text)
-            if length(joined) > LONGEST or count + more > MOST:
-                break
-            text, count = joined, count + more
-            kept.pop()
-        nodes[id(reader)] = count
+        """The text with the expressions of statements shortly before inside that only it reads."""
+        names = {"h", *(map(name, reader.outputs) if reader is not None else ())}
+        for statement in kept[: -WINDOW - 1 : -1]:
+            reference = statement.outputs[0]
+            if uses[reference] != 1 or mark(reference) not in text or not _nests(statement, text):
+                continue
+            joined = placed(text, reference, statement.text)
+            count = nodes.get(id(reader), 1) + nodes.get(id(statement), 1)
+            if name(reference) in names and length(joined) <= LONGEST and count <= MOST:
+                text, nodes[id(reader)] = joined, count
+                kept.remove(statement)
         return text
 
     for statement in block.statements:
@@ -135,12 +141,27 @@ def placed(text: str, reference: str, expression: str) -> str:
             bare = level > 0
         case _:
             bare = True
+    first, second = re.search(_INDEX + "$", expression), re.search(re.escape(mark(reference)) + _INDEX, text)
+    if first and second:  # one index instead of two
+        index = _composed(first[1].split(", "), second[1].split(", "))
+        expression = f"{expression[: first.start()]}[{', '.join(index)}]"
+        text = f"{text[: second.start()]}{mark(reference)}{text[second.end() :]}"
     reshaped = _RESHAPED.fullmatch(expression)
     if reshaped and field == "value" and isinstance(parent, ast.Attribute) and parent.attr == "reshape":
         expression = reshaped.group(1)  # the last shape counts
     if power and not re.fullmatch(MARK, expression):
         text = text.replace(f"{mark(reference)}**", f"{mark(reference)} ** ")
     return text.replace(mark(reference), expression if bare else f"({expression})")
+
+
+def _composed(first: Sequence[str], second: Sequence[str]) -> list[str]:
+    """The index of two that add axes, one after the other.
+
+    >>> _composed([":", "None"], [":", ":", "None"]), _composed(["None"], ["None"])
+    ([':', 'None', 'None'], ['None', 'None'])
+    """
+    left = iter(first)
+    return [next(left, ":") if part == ":" else part for part in second] + [*left]
 
 
 def _is_here(value: object) -> bool:
