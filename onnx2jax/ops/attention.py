@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, Literal
 
 import jax
@@ -119,9 +120,9 @@ def check_past(q, k, v, past_key, past_value, **others):
 
 
 def _scores(q, k, v, scale, dtype):
-    """scale * Q K^T as [batch, query heads, queries, keys]; query heads of a group share keys without a copy."""
+    """scale * Q K^T as [batch, heads, *rows_of_group, keys]; query heads of a group share keys without a copy."""
     check_past(q, k, v, None, None)
-    (batch, heads, queries, size), (_, kv_heads, keys, _) = q.shape, k.shape
+    (batch, heads, queries, size), kv_heads = q.shape, k.shape[1]
     scale = 1 / math.sqrt(size) if scale is None else scale
     if scale < 0:
         raise ValueError(f"scale ({scale}) must not be negative: its square root scales Q and K")
@@ -130,7 +131,13 @@ def _scores(q, k, v, scale, dtype):
         q, k = q * root, k * root
     q = q.reshape(batch, kv_heads, *rows_of_group(_group(heads, kv_heads), queries), size)
     product = jnp.einsum("bh...d,bhkd->bh...k", q, k, preferred_element_type=accumulator(q.dtype))
-    return (product * scale).reshape(batch, heads, queries, keys).astype(dtype)
+    return (product * scale).astype(dtype)
+
+
+def _grouped(term, group, queries):
+    """[batch, query heads, queries, keys], or what broadcasts to it, with the axes of ``_scores``."""
+    batch, heads, rows, keys = (*(1,) * (4 - np.ndim(term)), *np.shape(term))
+    return term.reshape(batch, *((1, 1) if heads == 1 else (heads // group, group)), *(rows,)[queries == 1 :], keys)
 
 
 ROWS: Final = 64
@@ -179,21 +186,19 @@ def _finite_or_selected(weights, v, ends):
 
 
 def _weigh(weights, v, read=None, ends=None):
-    """weights [batch, query heads, queries, keys] @ V, in the dtype of the weights.
+    """weights [batch, heads, *rows_of_group, keys] @ V as [batch, heads, ..., size], in the dtype of the weights.
 
     ``read`` [batch or 1, 1, queries or 1, keys] is False for values that are not read, and from ``ends``
     [batch or 1, 1, 1, 1] on none is: the product would turn such NaN and infinities into NaN. Where queries read
     different values, terms are selected only if the product is not finite.
     """
-    batch, heads, queries, keys = weights.shape
-    grouped = weights.reshape(batch, v.shape[1], *rows_of_group(_group(heads, v.shape[1]), queries), keys)
-    work, v = accumulator(weights.dtype), jnp.asarray(v, weights.dtype)
+    keys, work, v = weights.shape[-1], accumulator(weights.dtype), jnp.asarray(v, weights.dtype)
     if read is not None and read.shape[2] == 1:
         v = jnp.where(read[:, :, 0, :, None], v, 0)
     if ends is None:
-        y = _product(grouped, v)
+        y = _product(weights, v)
     else:
-        y = (_in_use if isinstance(keys, int) and keys > ROWS else _of_selected)(grouped, v, ends)
+        y = (_in_use if isinstance(keys, int) and keys > ROWS else _of_selected)(weights, v, ends)
 
     @jax.checkpoint
     def selected(weights, v, read):
@@ -201,8 +206,8 @@ def _weigh(weights, v, read=None, ends=None):
         return jnp.sum(jnp.where(read[:, :, None, ..., None], terms, 0), axis=-2, dtype=work)
 
     if read is not None and read.shape[2] > 1:
-        y = finite_or(y, selected, grouped, v, read)
-    return y.reshape(batch, heads, queries, v.shape[3]).astype(weights.dtype)
+        y = finite_or(y, selected, weights, v, read)
+    return y.astype(weights.dtype)
 
 
 def attend(q, k, v, *, biases=(), masks=(), read=None, ends=None, keep_scores=False, **options):
@@ -224,24 +229,29 @@ def attend(q, k, v, *, biases=(), masks=(), read=None, ends=None, keep_scores=Fa
 def _attend(q, k, v, biases, masks, values, rows, *, scale=None, softcap=0.0, sink=None, dtype=None, precision=None):
     """``attend`` for the queries that ``rows`` selects.
 
+    All scores keep the axes of the product: after other axes, XLA's softmax on CUDA would read a masked copy.
     ``sink`` is an extra logit per head without a value. ``dtype`` is that of the scores, ``precision`` that of the
     softmax.
     """
     dtype = dtype or accumulator(q.dtype)
-    raw = _scores(q, k, v, scale, dtype)
+    raw, shape = _scores(q, k, v, scale, dtype), (*q.shape[:3], k.shape[2])
     capped = jnp.tanh(raw / softcap) * softcap if softcap > 0 else raw
     biases, masks = ([m(rows) if callable(m) else rows(m) for m in terms if m is not None] for terms in (biases, masks))
-    masked = biased = sum((jnp.asarray(b, dtype) for b in biases), capped)
+    found = np.broadcast_shapes(shape, *(np.shape(term) for term in (*biases, *masks)))
+    if found != shape:
+        raise ValueError(f"masks must broadcast to [batch, heads, queries, keys] {shape}, not {found}")
+    grouped = partial(_grouped, group=shape[1] // k.shape[1], queries=shape[2])
+    masked = biased = sum((grouped(jnp.asarray(b, dtype)) for b in biases), capped)
     for mask in masks:
-        masked = jnp.where(mask, masked, -np.inf)
-    if masked.shape != raw.shape:
-        raise ValueError(f"masks must broadcast to [batch, heads, queries, keys] {raw.shape}, not {masked.shape}")
+        masked = jnp.where(grouped(mask), masked, -np.inf)
     logits = masked.astype(precision or dtype)
     if sink is not None:
-        logits = jnp.concatenate([logits, jnp.broadcast_to(sink, (*logits.shape[:3], 1)).astype(logits.dtype)], axis=3)
-    weights = softmax(logits, axes=(3,), empty=True)[..., : k.shape[2]].astype(q.dtype)
+        column = jnp.broadcast_to(grouped(sink), (*logits.shape[:-1], 1))
+        logits = jnp.concatenate([logits, column.astype(logits.dtype)], axis=-1)
+    weights = softmax(logits, axes=(logits.ndim - 1,), empty=True)[..., : shape[3]].astype(q.dtype)
     read, ends = values
-    return _weigh(weights, v, None if read is None else rows(read), ends), (raw, capped, biased, masked, weights)
+    y = _weigh(weights, v, None if read is None else rows(read), ends).reshape(*shape[:3], v.shape[3])
+    return y, tuple(scores.reshape(shape) for scores in (raw, capped, biased, masked, weights))
 
 
 def window(queries, keys, offset, left, right):
@@ -308,9 +318,11 @@ def _modified(body, x, name):
 def flex_attention(Q, K, V, *, prob_mod=None, scale=None, score_mod=None, softmax_precision: Precision = None):
     """Attention whose scores and probabilities are modified by the node's subgraphs."""
     precision = to_dtype(softmax_precision, "softmax_precision") if softmax_precision else accumulator(Q.dtype)
-    scores = _modified(score_mod, _scores(Q, K, V, scale, precision), "score_mod")
-    weights = jax.nn.softmax(jnp.asarray(scores, accumulator(precision)), axis=-1).astype(precision)
-    return _weigh(_modified(prob_mod, weights, "prob_mod"), V).astype(V.dtype)
+    scores = _scores(Q, K, V, scale, precision)
+    modified = _modified(score_mod, scores.reshape(*Q.shape[:3], K.shape[2]), "score_mod")
+    weights = jax.nn.softmax(jnp.asarray(modified, accumulator(precision)), axis=-1).astype(precision)
+    y = _weigh(_modified(prob_mod, weights, "prob_mod").reshape(scores.shape), V)
+    return y.reshape(*Q.shape[:3], V.shape[3]).astype(V.dtype)
 
 
 def _state(past, shape, like):
