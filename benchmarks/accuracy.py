@@ -35,7 +35,7 @@ in float32 and with `convert(..., dtype="bfloat16")` and `"float16"`, on the sam
 largest difference of any output from float32's, relative to that output's largest magnitude. *argmax* is the share of
 rows of outputs [rows, classes] with the same argmax. Bold numbers are above {bfloat16} in bfloat16 or {float16} in
 float16; the last column explains them. For more digits than float32 has, `dtype="float64"` computes a file in double
-([Convert and call](guides/convert.md#in-float64))."""
+([Convert and call](guides/convert.md#in-float64-or-float32))."""
 
 REASONS: Final[Mapping[str, str]] = {
     "basic_pitch": "a logarithm of the spectrum's quiet bins, below 1e-6 of the loudest, where the rounded audio is a "

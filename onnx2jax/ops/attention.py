@@ -136,7 +136,7 @@ def _scores(q, k, v, scale, dtype):
 
 def _grouped(term, group, queries):
     """[batch, query heads, queries, keys], or what broadcasts to it, with the axes of ``_scores``."""
-    batch, heads, rows, keys = (*(1,) * (4 - np.ndim(term)), *np.shape(term))
+    batch, heads, rows, keys = (1,) * (4 - term.ndim) + term.shape
     return term.reshape(batch, *((1, 1) if heads == 1 else (heads // group, group)), *(rows,)[queries == 1 :], keys)
 
 
@@ -237,7 +237,7 @@ def _attend(q, k, v, biases, masks, values, rows, *, scale=None, softcap=0.0, si
     raw, shape = _scores(q, k, v, scale, dtype), (*q.shape[:3], k.shape[2])
     capped = jnp.tanh(raw / softcap) * softcap if softcap > 0 else raw
     biases, masks = ([m(rows) if callable(m) else rows(m) for m in terms if m is not None] for terms in (biases, masks))
-    found = np.broadcast_shapes(shape, *(np.shape(term) for term in (*biases, *masks)))
+    found = jnp.broadcast_shapes(shape, *(np.shape(term) for term in (*biases, *masks)))
     if found != shape:
         raise ValueError(f"masks must broadcast to [batch, heads, queries, keys] {shape}, not {found}")
     grouped = partial(_grouped, group=shape[1] // k.shape[1], queries=shape[2])

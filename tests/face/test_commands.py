@@ -141,7 +141,7 @@ def test_source_writes_a_module(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     found = json.loads(capsys.readouterr().out)
     text = (tmp_path / "digits" / "model.py").read_text()
     assert found == {"path": str(tmp_path / "digits" / "model.py"), "lines": len(text.splitlines())}
-    assert "h.reshape(2, 1024)" in text
+    assert "reshape(2, 1024)" in text
 
 
 def test_simplify_writes_a_smaller_file_and_counts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

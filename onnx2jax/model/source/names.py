@@ -23,8 +23,8 @@ TRANSPOSED: Final = frozenset({"adjustedinput", "convolutionoutput", "transposeo
 SKL2ONNX: Final = re.compile(r"_(C|Y|Z|output|reduced|transposed|reshaped|concat_result)\d+$")
 """Ends names that skl2onnx gives to results, of the operator that computes them: ``wei_C0``, ``bprob_reduced01``."""
 _OTHERS: Final = (
-    "biasadd fusedbatchnormv3 conv2d depthwise onnx tensordot addmm arange eq ge gt le lt ne permute scalartensor tocopy "
-    "view"
+    "biasadd fusedbatchnormv3 conv2d depthwise onnx tensordot addmm arange eq ge gt le lt ne permute scalartensor "
+    "tocopy view"
 )
 OPERATORS: Final = frozenset([*(n.lower() for names in supported().values() for n in names), *_OTHERS.split()])
 """Parts of names that are operators."""
