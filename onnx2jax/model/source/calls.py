@@ -57,9 +57,12 @@ LONGEST: Final = 100
 TUPLES: Final = frozenset({"Expand", "Pad", "Reshape", "Slice", "Squeeze", "Tile", "Unsqueeze"})
 """Operators whose functions take tuples of integers."""
 _NARROW: Final = (
-    "Add AveragePool BatchNormalization Clip Conv ConvTranspose DequantizeLinear Div GRU Gemm GroupNormalization "
-    "HardSigmoid HardSwish InstanceNormalization LRN LSTM LayerNormalization MatMul MaxPool Mul Pow RMSNormalization "
-    "ReduceL2 Reshape Resize Sigmoid Softmax Sub"
+    "Abs Add Affine AveragePool BatchNormalization Celu Clip Conv ConvTranspose Crop DepthToSpace DequantizeLinear "
+    "Div Elu Equal Erf Exp Expand Flatten GRU Gemm GlobalAveragePool GlobalLpPool GlobalMaxPool Greater "
+    "GroupNormalization HardSigmoid HardSwish ImageScaler InstanceNormalization LRN LSTM LayerNormalization "
+    "LeakyRelu LogSoftmax LpNormalization LpPool MatMul Max MaxPool Mean MeanVarianceNormalization Min Mish Mul Neg "
+    "PRelu Pow RMSNormalization ReduceL2 ReduceMax ReduceMean ReduceSum Reshape Resize Selu Sigmoid Softmax "
+    "Softplus Softsign SpaceToDepth Sqrt Squeeze Sub Sum Tanh Transpose Unsqueeze"
 )
 NARROW: Final = frozenset(_NARROW.split())
 """Operators whose functions give the same numbers in 32-bit mode."""

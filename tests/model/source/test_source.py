@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -332,3 +332,47 @@ def test_what_a_line_cannot_supply() -> None:
     """Another fixture needs a default that is right in a module, or an entry here: without, operators have no form."""
     of_graphs = {"max_trips", "loop_cond", "derivatives", "compiled", "forward_only"}
     assert of_graphs == FIXTURES - SUPPLIED
+
+
+LINES: Final = {
+    "Affine": "y = Affine <alpha = 2.0, beta = 1.0> (x)",
+    "Crop": "y = Crop <border = [1, 1, 1, 1]> (x)",
+    "ImageScaler": "y = ImageScaler <bias = [0.5, 1.0, 1.5, 2.0], scale = 2.0> (x)",
+}
+"""Nodes of opset 1."""
+SPELT: Final = {
+    "DepthToSpace": "y = DepthToSpace <blocksize = 2> (x)",
+    "Equal": "b = Equal(x, x)  y = Cast <to = 1> (b)",
+    "Flatten": "y = Flatten(x)",
+    "Greater": "a = Neg(x)  b = Greater(x, a)  y = Cast <to = 1> (b)",
+    "LpPool": "y = LpPool <kernel_shape = [2, 2]> (x)",
+    "Max": "a = Neg(x)  y = Max(x, a)",
+    "Mean": "a = Neg(x)  y = Mean(x, a, a)",
+    "Min": "a = Neg(x)  y = Min(x, a)",
+    "PRelu": "a = Neg(x)  y = PRelu(x, a)",
+    "SpaceToDepth": "y = SpaceToDepth <blocksize = 2> (x)",
+    "Sum": "a = Exp(x)  y = Sum(x, a, x)",
+}
+PLAIN: Final = (
+    "Celu Elu Erf GlobalAveragePool GlobalLpPool GlobalMaxPool LeakyRelu LogSoftmax LpNormalization "
+    "MeanVarianceNormalization Mish ReduceMax ReduceMean ReduceSum Selu Softplus Softsign"
+)
+
+
+def test_modules_without_64_bits_compute_the_same() -> None:
+    lines = LINES | SPELT | {n: f"y = {n}(x)" for n in PLAIN.split()}
+    models, sources = {}, {}
+    for name, line in lines.items():
+        opset = 1 if name in LINES else 22
+        text = f'<ir_version: 10, opset_import: ["" : {opset}]> g (float[1, 4, 4, 4] x) => (y) {{ {line} }}'
+        models[name] = onnx2jax.convert(onnx.parser.parse_model(text))
+        assert "in_64_bits" not in models[name].source
+        names: dict[str, Any] = {"__file__": "model.py"}
+        exec(str(models[name].source), names)
+        sources[name] = names["model"]
+    x = normal(1, 4, 4, 4)
+    found = jax.jit(lambda x: {n: source({}, x) for n, source in sources.items()})(x)
+    wanted = jax.jit(lambda x: {n: model(x) for n, model in models.items()})(x)
+    for name, value in found.items():
+        np.testing.assert_allclose(value, wanted[name], rtol=1e-6, err_msg=name)
+        assert value.dtype == wanted[name].dtype
