@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import gc
 import inspect
 import subprocess
 import sys
+from collections import Counter
 from functools import partial
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -188,6 +190,12 @@ import sys
 assert not {"onnx", "onnxruntime"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    trees = [ast.parse(p.read_text()) for p in (ROOT / "onnx2jax").rglob("*.py")]
+    classes = [node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    assert [name for name, count in Counter(classes).items() if count > 1] == []
 
 
 def test_first_and_later_calls_pass_few_functions_of_ours() -> None:

@@ -18,7 +18,7 @@ from ..proto.names import normal_domain
 from ..proto.tensors import EXTERNAL
 from .model import check_devices, check_metadata, check_since
 from .report import Note
-from .scopes import Place, places
+from .scopes import GraphPlace, places
 
 MESSAGES: Final = frozenset(k for k, name in VALUE_FIELDS.items() if name in ("t", "g", "sparse_tensor", "tp"))
 """The types of attributes without a default value."""
@@ -102,7 +102,7 @@ def _check_version(
         note("FN-06", "error", path, text)
 
 
-def _names(place: Place, note: Note) -> None:
+def _names(place: GraphPlace, note: Note) -> None:
     graph, where = place.graph, place.where
     names = Counter(node.name for node in graph.node if node.name)
     for name in (n for n, times in names.items() if times > 1):
@@ -144,7 +144,7 @@ def _shown(shape: list[int | str] | None) -> str:
     return "" if shape is None else f"[{', '.join(str(d) or '?' for d in shape)}]"
 
 
-def _declarations(place: Place, ir_version: int, note: Note) -> None:
+def _declarations(place: GraphPlace, ir_version: int, note: Note) -> None:
     """Check inputs, outputs, initializers and annotations of a graph."""
     graph, where, kind = place.graph, place.where, place.kind
     inputs = {v.name for v in graph.input}
@@ -214,7 +214,7 @@ def _attribute(a: Any, path: str, note: Note) -> None:
         note("AT-01", "error", f"{path}, attribute {a.name!r}", text)
 
 
-def _tensors(place: Place) -> Iterator[tuple[Any, str]]:
+def _tensors(place: GraphPlace) -> Iterator[tuple[Any, str]]:
     """Every tensor stored in a graph, without those of subgraphs."""
     if place.kind != "function":
         for tensor in place.graph.initializer:

@@ -11,13 +11,13 @@ from ..proto.walk import graphs_of
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class GraphPlace:
     """A graph or a function body, and its location."""
 
     graph: Any
     where: str
     kind: Literal["main", "subgraph", "function", "training"]
-    outer: tuple[tuple[Place, int], ...] = ()
+    outer: tuple[tuple[GraphPlace, int], ...] = ()
     """The enclosing graphs, each with the index of the node that contains this one."""
 
     @cached_property
@@ -58,24 +58,24 @@ class Place:
         name = node.name or next(filter(None, node.output), f"{node.op_type}_{i}")
         return f"{self.where}, node {name[:80]!r}"
 
-    def inside(self, i: int) -> Iterator[Place]:
+    def inside(self, i: int) -> Iterator[GraphPlace]:
         """The subgraphs of a node."""
         for a in self.graph.node[i].attribute:
             for graph in graphs_of(a):
                 where = f"{self.node(i)}, graph {(graph.name or a.name)[:80]!r}"
-                yield Place(graph, where, "subgraph", (*self.outer, (self, i)))
+                yield GraphPlace(graph, where, "subgraph", (*self.outer, (self, i)))
 
 
-def places(model: Any) -> Iterator[Place]:
+def places(model: Any) -> Iterator[GraphPlace]:
     """Every graph and function body of a model, outer ones first. Iterative, because files may nest them deeply."""
-    main = Place(model.graph, f"graph {model.graph.name[:80]!r}", "main")
-    pending = [Place(f, f"function {f.name[:80]!r}", "function") for f in reversed(model.functions)]
+    main = GraphPlace(model.graph, f"graph {model.graph.name[:80]!r}", "main")
+    pending = [GraphPlace(f, f"function {f.name[:80]!r}", "function") for f in reversed(model.functions)]
     for i, info in enumerate(model.training_info):
         end = len(model.graph.node)
         for part in ("algorithm", "initialization"):
             if info.HasField(part):
                 outer = ((main, end),) if part == "algorithm" else ()
-                pending.append(Place(getattr(info, part), f"training_info[{i}], {part}", "training", outer))
+                pending.append(GraphPlace(getattr(info, part), f"training_info[{i}], {part}", "training", outer))
     pending.append(main)
     while pending:
         place = pending.pop()

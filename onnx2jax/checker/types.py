@@ -14,7 +14,7 @@ from ..ir.importer import DEPTH_LIMIT
 from ..ir.signatures import Type, element, formal, is_plain, signature, type_of
 from ..ops.registry import is_built_in, resolve
 from ..proto.names import normal_domain
-from .scopes import Place, places
+from .scopes import GraphPlace, places
 
 if TYPE_CHECKING:
     from .report import Note
@@ -52,7 +52,9 @@ class _Checker:
         self.called: dict[tuple[Any, ...], list[Type]] = {}
         self.depth = 0
 
-    def graph(self, place: Place, opsets: Mapping[str, int], env: Env, operands: Sequence[Type] = ()) -> list[Type]:
+    def graph(
+        self, place: GraphPlace, opsets: Mapping[str, int], env: Env, operands: Sequence[Type] = ()
+    ) -> list[Type]:
         """The types of a graph's outputs; adds those of its values to ``env``. ``given``: the types of its operands."""
         graph = place.graph
         hints = {v.name: type_of(v.type) for v in graph.value_info}
@@ -81,7 +83,7 @@ class _Checker:
                     env[name] = kind or declared
         return [env.get(name) for name in outputs]
 
-    def node(self, place: Place, i: int, opsets: Mapping[str, int], env: Env) -> Sequence[Type]:
+    def node(self, place: GraphPlace, i: int, opsets: Mapping[str, int], env: Env) -> Sequence[Type]:
         """The types of a node's outputs, as far as they can be inferred."""
         node = place.graph.node[i]
         known = {name: env.get(name) for name in set(node.input)}
@@ -147,7 +149,7 @@ class _Checker:
         except ModelError:  # reported by the importer
             return []
         self.depth += 1
-        place = Place(function, f"function {function.name[:80]!r}", "function")
+        place = GraphPlace(function, f"function {function.name[:80]!r}", "function")
         self.called[memo] = self.graph(place, opsets, Env(), types)
         self.depth -= 1
         return self.called[memo]

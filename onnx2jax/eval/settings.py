@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .layers import How
 
 
-class Place(Protocol):
+class PlaceValue(Protocol):
     """Applies sharding constraints to values."""
 
     def __call__(self, node: Node, names: Sequence[str], values: Sequence[Any]) -> list[Any]:
@@ -35,7 +35,7 @@ class Settings:
     """Whose meaning the condition of a Loop's body has without condition input: "onnx" (ignored) or "onnxruntime"."""
     warn_after: int = field(default=16, compare=False)
     """Compilations of one program after which a RecompilationWarning names the input and the fix."""
-    place: Place | None = None
+    place: PlaceValue | None = None
     """Applies sharding constraints to the values at a node."""
     optimize: bool = True
     """Whether passes rewrite programs before XLA compiles them (see jaxpr/pipeline.py)."""

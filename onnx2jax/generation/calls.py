@@ -36,7 +36,7 @@ MOST: Final = 128
 
 
 @dataclass
-class Call:
+class DecoderCall:
     """A call that has read its prompts.
 
     Attributes:
@@ -143,7 +143,7 @@ class Calls(VerifiedSteps):
         stop: Any = None, rng: Any = None, length: int | None = None, after: Generation | None = None,
         repetition_penalty: Any = 1.0, logits_processors: Any = (), logprobs: bool = False, spare: int = 0,
         **others: Any,
-    ) -> Call:  # fmt: skip
+    ) -> DecoderCall:  # fmt: skip
         """The call of a public ``function`` with the prompts read and the first token chosen.
 
         ``spare``: slots that the call needs beyond prompt and text.
@@ -193,12 +193,12 @@ class Calls(VerifiedSteps):
         def run(state: LoopState, limit: int) -> LoopState:
             return self._programs.loop(state, limit, choice, controls, others)
 
-        return Call(
+        return DecoderCall(
             state, run, count, [r.astype(np.int64) for r in sequences], others, controls["stop"], strings, reader,
             texts is not None, texts is not None and texts[1],
         )  # fmt: skip
 
-    def _each_token(self, call: Call) -> Iterator[tuple[np.ndarray, list[str], LoopState]]:
+    def _each_token(self, call: DecoderCall) -> Iterator[tuple[np.ndarray, list[str], LoopState]]:
         """After each token: the last tokens int64[batch], what they add to the texts, and the state.
 
         Stop strings end their texts. The next iteration donates the state.

@@ -14,13 +14,13 @@ from .. import compat
 from ..errors import InputTypeError, InputValueError, UnsupportedError
 from ..ir.analysis import parameters
 from .beam import Beams, search
-from .calls import Call, Calls
+from .calls import Calls, DecoderCall
 from .loop import Programs
 from .prompts import Prompts, as_array, whole_number
 from .results import Generation
 from .sampling import Processor, Sampler, Sampling
 from .speculative import check_can_roll_back, speculate
-from .tree import Structure, register
+from .tree import DecoderStructure, register
 
 One = str | list[dict[str, str]]
 """One text, or one conversation."""
@@ -268,8 +268,8 @@ class Decoder(Calls):
         return Generation(nothing, np.zeros(batch, np.int64), call.state.cache, nothing, prompts=call.sequences)
 
     @cached_property
-    def _structure(self) -> Structure:
-        return Structure(self)
+    def _structure(self) -> DecoderStructure:
+        return DecoderStructure(self)
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {n: v for n, v in vars(self).items() if n not in ("weights", "_structure")}
@@ -292,7 +292,7 @@ class Decoder(Calls):
         return "\n".join([f"Decoder of {graph.name!r}", *(f"  {what}: {text}" for what, text in rows.items() if text)])
 
 
-def _check_no_strings(call: Call) -> None:
+def _check_no_strings(call: DecoderCall) -> None:
     """Checks that stop sequences are tokens.
 
     Raises:

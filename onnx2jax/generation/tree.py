@@ -25,7 +25,7 @@ OF_VALUES: Final = frozenset(
 """Attributes of a decoder that depend on the values of its parameters."""
 
 
-class Structure:
+class DecoderStructure:
     """The static part of a decoder, without parameter values: decoders that differ only in these have equal ones.
 
     Attributes:
@@ -48,7 +48,7 @@ class Structure:
         self._key = (*((p, *pair) for p, pair in self._models.items()), self.names, function, *settings)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Structure) and self._key == other._key
+        return isinstance(other, DecoderStructure) and self._key == other._key
 
     def __hash__(self) -> int:
         return hash(self.names)
@@ -84,11 +84,11 @@ class Structure:
 def register(cls: type[Any]) -> None:
     """Register the class of decoders with JAX."""
 
-    def with_keys(decoder: Any) -> tuple[list[tuple[DictKey, Any]], Structure]:
+    def with_keys(decoder: Any) -> tuple[list[tuple[DictKey, Any]], DecoderStructure]:
         structure = decoder._structure
         return list(zip(map(DictKey, structure.names), structure.leaves(decoder), strict=True)), structure
 
-    def flat(decoder: Any) -> tuple[list[Any], Structure]:
+    def flat(decoder: Any) -> tuple[list[Any], DecoderStructure]:
         return decoder._structure.leaves(decoder), decoder._structure
 
     jax.tree_util.register_pytree_with_keys(

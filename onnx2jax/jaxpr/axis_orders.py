@@ -12,7 +12,7 @@ Order = tuple[int, ...]
 """``order[i]`` is the traced axis that is now the i-th."""
 
 
-class Value:
+class OrderedArray:
     """An array of the program, in the axis orders in which it exists.
 
     Attributes:
@@ -65,10 +65,10 @@ class Value:
                 self._forms[order] = lax.transpose(self._forms[self.order], places(order, self.order))
         return self._forms[order]
 
-    def renamed(self, names: Sequence[int], aval: Any) -> Value:
+    def renamed(self, names: Sequence[int], aval: Any) -> OrderedArray:
         """The value whose axis ``i`` is this one's axis ``names[i]``."""
         make = (lambda order: self.within(permuted(names, order))) if self.lazy else None
-        new = Value(None, places(self.order, names), aval=aval, known=self.known, make=make)
+        new = OrderedArray(None, places(self.order, names), aval=aval, known=self.known, make=make)
         new._forms = {places(order, names): form for order, form in self._forms.items()}
         return new
 

@@ -51,7 +51,7 @@ MOST_BETWEEN: Final = 1 << 20
 """Bytes of a parameter-only value outside of layers: it would be computed, and copied, in every call."""
 
 
-class Compiled:
+class CompiledSection:
     """A program that one or several sections run. A thread compiles it while its caller goes on.
 
     Attributes:
@@ -113,7 +113,7 @@ class Section:
         ends: numbers of what no later section reads.
     """
 
-    compiled: Compiled
+    compiled: CompiledSection
     parameters: tuple[str, ...]
     operands: tuple[Any, ...]
     results: tuple[int, ...]
@@ -286,7 +286,7 @@ class _Cut:
         for part, ending in zip(self.parts, ends, strict=True):  # what all calls of a layer may overwrite
             each = [self._may_donate(v, ending) and part.inputs.count(v) == 1 for v in part.inputs]
             free[part.kind] = [a and b for a, b in zip(each, free.get(part.kind, each), strict=True)]
-        compiled: dict[Any, Compiled] = {}
+        compiled: dict[Any, CompiledSection] = {}
         pool = ThreadPoolExecutor()
         for part, ending in zip(self.parts, ends, strict=True):
             own = [i for i, v in enumerate(part.inputs) if not is_literal(v) and v in self._parameters]
@@ -295,7 +295,9 @@ class _Cut:
                 inputs = [part.program.inputs[i] for i in (*own, *rest)]
                 program = part.program.replace(inputs=inputs, parameters=len(own))
                 donated = _reused(inputs[len(own) :], [free[part.kind][i] for i in rest], program.outputs)
-                compiled[key] = Compiled(part.name, program, donated, self.options, self.device, pool, self.store)
+                compiled[key] = CompiledSection(
+                    part.name, program, donated, self.options, self.device, pool, self.store
+                )
             results = tuple(self._numbers.setdefault(v, len(self._numbers)) for v in part.outputs)
             unread = (v for v in part.outputs if v not in last)
             yield Section(

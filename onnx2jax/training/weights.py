@@ -49,7 +49,7 @@ INTEGERS: Final = {"ConvInteger", "DynamicQuantizeLinear", "MatMulInteger"}
 TABLES: Final = {"cos_cache", "sin_cache"}
 
 
-class _Uses:
+class _WeightUses:
     """How values are used: by name for a graph and its captures, or by Graph.key for all graphs.
 
     Attributes:
@@ -67,7 +67,7 @@ class _Uses:
         return self.weights, self.operands, self.angles
 
 
-def _visit(graph: Graph, outside: Collection[str], keys: _Uses) -> _Uses:
+def _visit(graph: Graph, outside: Collection[str], keys: _WeightUses) -> _WeightUses:
     """The uses of the names in a graph; ``outside`` are inputs and captures that do not depend on data."""
     fixed = {*graph.initializers, *outside}
     integer_results: set[str] = set()
@@ -78,7 +78,7 @@ def _visit(graph: Graph, outside: Collection[str], keys: _Uses) -> _Uses:
             integer_results.update(node.outputs)
     variances = {n.inputs[0] for n in graph.nodes if n.op_type == "Sqrt"}  # with an epsilon added
     trigonometric = [{n.inputs[0] for n in graph.nodes if n.op_type == op} for op in ("Cos", "Sin")]
-    uses = _Uses()
+    uses = _WeightUses()
     uses.angles |= trigonometric[0] & trigonometric[1]
     for node in reversed(graph.nodes):
         for found in uses.each():
@@ -125,7 +125,7 @@ def _bodies(node: Node) -> Iterator[tuple[Graph, dict[str, str]]]:
 
 def reasons_untrained(graph: Graph, params: Mapping[str, Any]) -> dict[str, str]:
     """Parameter (by Graph.key) -> why it is trained only if named, for all that are not weights."""
-    uses, statistics = _Uses(), statistics_of(graph)
+    uses, statistics = _WeightUses(), statistics_of(graph)
     _visit(graph, (), uses)
     constants = {g.key(n) for g in graph.walk() for n in g.lifted}
     rotations = _rotations({n: v for n, v in params.items() if n not in uses.angles})

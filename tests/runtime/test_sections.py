@@ -12,7 +12,7 @@ import pytest
 
 import onnx2jax
 from onnx2jax.errors import InputValueError
-from onnx2jax.runtime.sections import Compiled, Sections
+from onnx2jax.runtime.sections import CompiledSection, Sections
 from tests.eval.test_layers import MASK, SMALL, X, assert_close, normal, stack, transformer
 from tests.support.models import text_model
 
@@ -23,13 +23,13 @@ Compilations = list[Any]
 def compilations(monkeypatch: pytest.MonkeyPatch) -> Compilations:
     """The programs of sections, with the types of their arguments, as they are compiled."""
     found: Compilations = []
-    original = Compiled.__init__
+    original = CompiledSection.__init__
 
-    def init(self: Compiled, name: str, program: Any, *others: Any) -> None:
+    def init(self: CompiledSection, name: str, program: Any, *others: Any) -> None:
         found.append(program)
         original(self, name, program, *others)
 
-    monkeypatch.setattr(Compiled, "__init__", init)
+    monkeypatch.setattr(CompiledSection, "__init__", init)
     return found
 
 

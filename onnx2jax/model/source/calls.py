@@ -14,7 +14,7 @@ import numpy as np
 from ...errors import UnsupportedError
 from ...ir.graph import Node
 from ...ops.registry import Operator
-from .forms import Call
+from .forms import NodeCall
 from .values import HALF, constant, python, string
 
 WHY: Final = {
@@ -161,7 +161,7 @@ class Files(Protocol):
     attributes: dict[str, dict[str, Any]]
 
 
-def called(call: Call, files: Files, key: Callable[[], str]) -> str:
+def called(call: NodeCall, files: Files, key: Callable[[], str]) -> str:
     """The call of an operator's function.
 
     Args:
@@ -214,7 +214,7 @@ WINDOWS: Final = {"Conv": 1, "ConvInteger": 1, "ConvTranspose": 1, "QLinearConv"
 """Operators of windows, and which of their inputs is a kernel; 0 where none is."""
 
 
-def _implied(call: Call) -> dict[str, Any]:
+def _implied(call: NodeCall) -> dict[str, Any]:
     """Attributes of windows that say what is so without them."""
     rank = call.value(0).rank
     if call.node.op_type not in WINDOWS or call.node.domain or rank is None:

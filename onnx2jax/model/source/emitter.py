@@ -26,7 +26,7 @@ from ...proto.mapped import load
 from ...proto.types import TensorType
 from .calls import NARROW, SEVERAL, Imports, called, check_callable, unsupported
 from .code import FUNCTION, PARAM, Block, Statement, canonical, live, mark, references
-from .forms import ARITHMETIC, Call, Form
+from .forms import ARITHMETIC, Form, NodeCall
 from .shapes import MOVES
 from .types import (
     abstract_of,
@@ -102,7 +102,7 @@ class Emitter:
 
     def array(self, value: Value) -> str:
         """The text of a value as an array."""
-        return Call(None, {}, (), (), self.constant).array(value)  # type: ignore[arg-type]
+        return NodeCall(None, {}, (), (), self.constant).array(value)  # type: ignore[arg-type]
 
     def initializer(self, graph: Graph, name: str, array: Any) -> Value:
         """An initializer: a parameter, or a constant."""
@@ -194,7 +194,7 @@ class Scope:
         if any(r is UNKNOWN for r in results) and is_elementwise(node):
             results = broadcast(tried, given, context) or results
         if any(r is UNKNOWN for r in results) and (node.domain, node.op_type) == ("", "Squeeze"):
-            results = squeezed(Call(plain, attributes, operands, (), self.emitter.constant)) or results
+            results = squeezed(NodeCall(plain, attributes, operands, (), self.emitter.constant)) or results
         samples: list[Any] = []
         if any(r is UNKNOWN for r in results):
             samples = sampled(tried, self.samples, context) or self._declared(node)
@@ -207,7 +207,7 @@ class Scope:
         names = [n for n in node.outputs if n]
         if all(v.known is not None for v, n in zip(types, node.outputs, strict=False) if n) and not drawn:
             return [replace(v, stored=self.graph.key(n)) for v, n in zip(types, node.outputs, strict=False)]
-        call = Call(plain, attributes, operands, types, self.emitter.constant)
+        call = NodeCall(plain, attributes, operands, types, self.emitter.constant)
         if (same := unchanged(call)) is not None and not any(node.outputs[1:]):
             return [same]
         form = PLAIN.get(node.op_type) if node.domain == "" and (not host or node.op_type == "Range") else None

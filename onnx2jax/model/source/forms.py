@@ -13,7 +13,7 @@ from .values import HALF, Value, array, dtype_name, extent, is_inline, number, t
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class NodeCall:
     """A node with its operands.
 
     Attributes:
@@ -100,7 +100,7 @@ class Call:
         return self.attributes.get(name, default)
 
 
-Form = Callable[[Call], str | None]
+Form = Callable[[NodeCall], str | None]
 """The expression of a node; None where this node has no plain form."""
 
 UNARY: Final = {
@@ -157,7 +157,7 @@ BINARY: Final = {
 }
 
 
-def unary(call: Call) -> str | None:
+def unary(call: NodeCall) -> str | None:
     op = call.node.op_type
     if (
         (op in HALF_AS_ONE and call.is_half)
@@ -168,25 +168,25 @@ def unary(call: Call) -> str | None:
     return UNARY[op].format(call.text(0))
 
 
-def binary(call: Call) -> str | None:
+def binary(call: NodeCall) -> str | None:
     if call.node.opset < 7 and not _same_rank(call):
         return None  # B is aligned by an attribute
     return f"{call.infix(0, 1)} {BINARY[call.node.op_type]} {call.infix(1, 0)}"
 
 
-def _same_rank(call: Call) -> bool:
+def _same_rank(call: NodeCall) -> bool:
     a, b = call.value(0), call.value(1)
     return a.shape is not None and (a.shape == b.shape or (call.scalar(1) is not None and a.rank is not None))
 
 
-def div(call: Call) -> str | None:
+def div(call: NodeCall) -> str | None:
     dtypes = [call.value(i).dtype for i in range(2)]
     if any(d is None or d.kind != "f" for d in dtypes) or (call.node.opset < 7 and not _same_rank(call)):
         return None
     return f"{call.infix(0, 1)} / {call.infix(1, 0)}"
 
 
-def power(call: Call) -> str | None:
+def power(call: NodeCall) -> str | None:
     exponent = call.scalar(1)
     if exponent is None or not call.value(0).is_floating or call.value(1).rank or call.node.opset < 7:
         single = exponent is not None and call.value(1).rank is not None and call.value(0).rank is not None
@@ -196,7 +196,7 @@ def power(call: Call) -> str | None:
 
 
 def variadic(symbol: str) -> Form:
-    def form(call: Call) -> str | None:
+    def form(call: NodeCall) -> str | None:
         if symbol == "+":
             return " + ".join(call.infix(i, 1 - min(i, 1)) for i in range(len(call)))
         if len(call) == 1:
@@ -207,27 +207,27 @@ def variadic(symbol: str) -> Form:
     return form
 
 
-def where(call: Call) -> str:
+def where(call: NodeCall) -> str:
     return f"jnp.where({call.text(0)}, {call.infix(1, 2)}, {call.infix(2, 1)})"
 
 
-def leaky_relu(call: Call) -> str | None:
+def leaky_relu(call: NodeCall) -> str | None:
     alpha = call.attribute("alpha", 0.009999999776482582)
     return f"nn.leaky_relu({call.text(0)}, {number(np.float32(alpha))})" if call.is_float else None
 
 
-def selu(call: Call) -> str | None:
+def selu(call: NodeCall) -> str | None:
     plain = call.is_float and call.node.opset >= 6 and not call.attributes and call.value(0).dtype == np.float32
     return f"nn.selu({call.text(0)})" if plain else None
 
 
-def p_relu(call: Call) -> str | None:
+def p_relu(call: NodeCall) -> str | None:
     x = call.text(0)
     fits = call.is_float and call.node.opset >= 7
     return f"jnp.where({x} < 0, {call.text(1)} * {x}, {x})" if fits else None
 
 
-def gelu(call: Call) -> str | None:
+def gelu(call: NodeCall) -> str | None:
     if not call.is_float:
         return None
     approximate = call.attribute("approximate", "none") in ("tanh", b"tanh")
@@ -235,7 +235,7 @@ def gelu(call: Call) -> str | None:
 
 
 def softmax(name: str) -> Form:
-    def form(call: Call) -> str | None:
+    def form(call: NodeCall) -> str | None:
         axis, rank = call.attribute("axis", -1 if call.node.opset >= 13 else 1), call.value(0).rank
         along = call.node.opset >= 13 or (rank is not None and axis % rank == rank - 1)
         if not call.is_float or not along or rank == 0:
@@ -246,7 +246,7 @@ def softmax(name: str) -> Form:
     return form
 
 
-def cast(call: Call) -> str | None:
+def cast(call: NodeCall) -> str | None:
     source, target = call.value(0).dtype, call.results[0].dtype
     if source is None or target is None or any(d.kind not in "biuf" for d in (source, target)):
         return None
@@ -255,13 +255,13 @@ def cast(call: Call) -> str | None:
     return f"{call.text(0)}.astype({dtype_name(target)})"
 
 
-def matmul(call: Call) -> str | None:
+def matmul(call: NodeCall) -> str | None:
     if call.is_half or not call.value(0).is_floating:
         return None
     return f"{call.text(0)} @ {call.text(1)}"
 
 
-def gemm(call: Call) -> str | None:
+def gemm(call: NodeCall) -> str | None:
     alpha, beta = call.attribute("alpha", 1.0), call.attribute("beta", 1.0)
     if call.is_half or not call.value(0).is_floating or call.node.opset < 7:
         return None
@@ -273,7 +273,7 @@ def gemm(call: Call) -> str | None:
     return f"{product} + {c}"
 
 
-def einsum(call: Call) -> str | None:
+def einsum(call: NodeCall) -> str | None:
     equation = call.attribute("equation")
     equation = equation.decode() if isinstance(equation, bytes) else equation
     if call.is_half or not call.value(0).is_floating:
@@ -284,7 +284,7 @@ def einsum(call: Call) -> str | None:
 REDUCTIONS: Final = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd")
 
 
-def reduction(call: Call) -> str | None:
+def reduction(call: NodeCall) -> str | None:
     dtype, name = call.value(0).dtype, call.node.op_type.removeprefix("Reduce").lower()
     integers = dtype is not None and dtype.kind in "iu" and name in ("sum", "max", "min")
     if not (call.is_float or integers):
@@ -303,7 +303,7 @@ def reduction(call: Call) -> str | None:
     return f"{call.text(0)}.{name}({options})"
 
 
-def arg_extremum(call: Call) -> str | None:
+def arg_extremum(call: NodeCall) -> str | None:
     if not call.is_float or call.attribute("select_last_index", 0):
         return None
     name, axis, rank = call.node.op_type.lower(), call.attribute("axis", 0), call.value(0).rank
@@ -313,7 +313,7 @@ def arg_extremum(call: Call) -> str | None:
     return f"lax.{name}({call.text(0)}, {axis % rank}, jnp.int32).astype(jnp.int64)"
 
 
-def cum_sum(call: Call) -> str | None:
+def cum_sum(call: NodeCall) -> str | None:
     axis = call.scalar(1)
     if not call.is_float or axis is None or call.attribute("exclusive", 0) or call.attribute("reverse", 0):
         return None

@@ -6,28 +6,28 @@ from typing import Any, Final
 
 import numpy as np
 
-from .forms import Call, Form
+from .forms import Form, NodeCall
 from .values import Value, dtype_name, extent, extents, is_atom, number, tuple_of
 
 OPEN: Final = 2**31 - 1
 """Ends from here on mean the end of an axis."""
 
 
-def reshape(call: Call) -> str | None:
+def reshape(call: NodeCall) -> str | None:
     shape = call.results[0].shape
     if shape is None:
         return None
     return f"{call.text(0)}.reshape({', '.join(extents(shape, inferred=True)) or '()'})"
 
 
-def squeeze(call: Call) -> str | None:
+def squeeze(call: NodeCall) -> str | None:
     axes = call.ints(1) if call.has(1) else call.attribute("axes")
     if axes is None:
         return f"jnp.squeeze({call.text(0)})" if call.value(0).is_static else None
     return f"jnp.squeeze({call.text(0)}, {_axes(axes)})"
 
 
-def unsqueeze(call: Call) -> str | None:
+def unsqueeze(call: NodeCall) -> str | None:
     axes, rank = call.ints(1) if call.has(1) else call.attribute("axes"), call.value(0).rank
     if axes is None:
         return None
@@ -45,7 +45,7 @@ def _axes(axes: Any) -> str:
     return str(axes[0]) if len(axes) == 1 else tuple_of(list(map(str, axes)))
 
 
-def transpose(call: Call) -> str | None:
+def transpose(call: NodeCall) -> str | None:
     perm, rank = call.attribute("perm"), call.value(0).rank
     if rank is None and perm is None:
         return None
@@ -55,11 +55,11 @@ def transpose(call: Call) -> str | None:
     return f"{call.text(0)}.transpose({', '.join(map(str, perm))})"
 
 
-def concat(call: Call) -> str:
+def concat(call: NodeCall) -> str:
     return f"jnp.concatenate([{', '.join(call.text(i) for i in range(len(call)))}], axis={call.attribute('axis', 1)})"
 
 
-def split(call: Call) -> str | None:
+def split(call: NodeCall) -> str | None:
     axis, source = call.attribute("axis", 0), call.value(0)
     count = len(call.node.outputs)
     sizes = call.ints(1) if call.has(1) else call.attribute("split")
@@ -76,19 +76,19 @@ def split(call: Call) -> str | None:
     return f"jnp.split({call.text(0)}, {tuple_of(places)}, axis={axis})"
 
 
-def expand(call: Call) -> str | None:
+def expand(call: NodeCall) -> str | None:
     shape = call.results[0].shape
     return None if shape is None else f"jnp.broadcast_to({call.text(0)}, {tuple_of(extents(shape))})" if shape else None
 
 
-def tile(call: Call) -> str | None:
+def tile(call: NodeCall) -> str | None:
     known = call.value(1).known
     if known is None or call.node.opset < 6:
         return None
     return f"jnp.tile({call.text(0)}, {call.sequence(call.value(1))})"
 
 
-def constant_of_shape(call: Call) -> str | None:
+def constant_of_shape(call: NodeCall) -> str | None:
     shape, value = call.results[0].shape, call.attribute("value")
     if shape is None:
         return None
@@ -100,7 +100,7 @@ def constant_of_shape(call: Call) -> str | None:
     return f"jnp.full({text}, {number(value[()])}, {kind})"
 
 
-def range_(call: Call) -> str | None:
+def range_(call: NodeCall) -> str | None:
     values = [call.value(i).known for i in range(3)]
     if any(v is None or v.dtype.kind not in "iuO" for v in values):
         return None
@@ -109,7 +109,7 @@ def range_(call: Call) -> str | None:
     return f"np.arange({', '.join(bounds)})" if call.results[0].dtype == np.int64 else None
 
 
-def pad(call: Call) -> str | None:
+def pad(call: NodeCall) -> str | None:
     rank, mode = call.value(0).rank, call.attribute("mode", "constant")
     mode = mode.decode() if isinstance(mode, bytes) else mode
     pads = call.ints(1) if call.has(1) else call.attribute("pads")
@@ -129,7 +129,7 @@ def pad(call: Call) -> str | None:
     return f"{text})" if value == 0 else f"{text}, constant_values={number(value)})"
 
 
-def slice_(call: Call) -> str | None:
+def slice_(call: NodeCall) -> str | None:
     """An index of slices: Python clamps ends as ONNX does where steps are positive."""
     x = call.value(0)
     if call.node.opset < 10:
@@ -181,7 +181,7 @@ def _slice(start: Any, end: Any, step: int) -> str | None:
     return text if step == 1 else f"{text}:{step}"
 
 
-def gather(call: Call) -> str | None:
+def gather(call: NodeCall) -> str | None:
     axis, data, indices = call.attribute("axis", 0), call.value(0), call.value(1)
     single = call.scalar(1) if indices.rank == 0 else None
     if single is not None and (axis >= 0 or data.rank is not None):
@@ -196,7 +196,7 @@ def gather(call: Call) -> str | None:
     return f"jnp.take({call.text(0)}, {call.text(1)}, axis={axis})"
 
 
-def global_pool(call: Call) -> str | None:
+def global_pool(call: NodeCall) -> str | None:
     rank = call.value(0).rank
     if not call.is_float or rank is None or rank < 3:
         return None
@@ -204,7 +204,7 @@ def global_pool(call: Call) -> str | None:
     return f"{call.text(0)}.{name}(axis={tuple_of(list(map(str, range(2, rank))))}, keepdims=True)"
 
 
-def trilu(call: Call) -> str | None:
+def trilu(call: NodeCall) -> str | None:
     k = call.scalar(1) if call.has(1) else 0
     if k is None or call.value(0).shape is None:
         return None

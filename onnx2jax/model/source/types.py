@@ -15,7 +15,7 @@ from ...eval.interpreter import Context, run_node
 from ...eval.known_values import EXACT, is_extents, symbolic_results
 from ...ir.graph import Node
 from .code import mark
-from .forms import Call
+from .forms import NodeCall
 from .values import Value, constant, evaluated
 
 SYMBOLIC: Final = EXACT | {"Expand", "Range", "Tile", "Flatten", "Split", "Where", "Transpose", "Pad"}
@@ -67,7 +67,7 @@ def is_exact(node: Node, operands: Mapping[str, Any]) -> bool:
     return node.op_type in SYMBOLIC
 
 
-def unchanged(call: Call) -> Value | None:
+def unchanged(call: NodeCall) -> Value | None:
     """The operand that a node returns, if it is one."""
     node, first = call.node, call.value(0)
     if node.domain or (any(node.outputs[1:]) and node.op_type != "Dropout"):
@@ -98,7 +98,7 @@ def unchanged(call: Call) -> Value | None:
             return None
 
 
-def squeezed(call: Call) -> list[Any]:
+def squeezed(call: NodeCall) -> list[Any]:
     """The result of a Squeeze whose axes have an extent of 1 in every call that succeeds."""
     axes, x = call.ints(1) if call.has(1) else call.attribute("axes"), call.value(0)
     if axes is None or x.shape is None or x.dtype is None:
@@ -107,7 +107,7 @@ def squeezed(call: Call) -> list[Any]:
     return [lax.full([d for i, d in enumerate(x.shape) if i not in dropped], 0, x.dtype)]
 
 
-def _times_one(call: Call) -> Value | None:
+def _times_one(call: NodeCall) -> Value | None:
     """The operand that a Mul or Div by 1 returns."""
     for k in (0, 1) if call.node.op_type == "Mul" else (0,):
         x, one = call.value(k), call.scalar(1 - k)
@@ -116,7 +116,7 @@ def _times_one(call: Call) -> Value | None:
     return None
 
 
-def _is_true(call: Call, i: int) -> bool:
+def _is_true(call: NodeCall, i: int) -> bool:
     """Whether an operand is the constant True, which leaves the other one as it is."""
     return call.scalar(i) is not None and bool(call.scalar(i)) and call.value(i).rank == 0
 

@@ -50,7 +50,7 @@ class HoistedValues:
         return self._values.setdefault(number, value)
 
 
-class Source(Protocol):
+class ParameterSource(Protocol):
     """Parameters as ``hoisted_arguments`` takes them."""
 
     shared: HoistedValues
@@ -77,7 +77,7 @@ class SplitProgram:
     hoisted: Sequence[int]
     main: Any
 
-    def hoisted_arguments(self, names: Sequence[str], weights: Source) -> list[Any]:
+    def hoisted_arguments(self, names: Sequence[str], weights: ParameterSource) -> list[Any]:
         """The values of ``hoisted`` for parameters of these names, computed unless another program stored them."""
         parameters = {variable: names[place] for place, variable in self.weights.items()}
         known = self._identities(parameters, weights.shared)
@@ -87,7 +87,9 @@ class SplitProgram:
         values |= {v: weights.shared.store(known[v], value) for v, value in computed.items()}
         return [weights[parameters[v]] if v in parameters else values[v] for v in self.hoisted]
 
-    def _computed(self, results: Sequence[int], names: Mapping[int, str], weights: Source) -> Iterator[tuple[int, Any]]:
+    def _computed(
+        self, results: Sequence[int], names: Mapping[int, str], weights: ParameterSource
+    ) -> Iterator[tuple[int, Any]]:
         """The values of some variables; each intermediate value is freed after its last use."""
         steps = _needed(self.steps, results)
         last = {v: step for step in steps for v in step.reads}

@@ -30,12 +30,12 @@ import numpy as np
 from jax import lax
 
 from ....limits import SHORT
-from ...axis_orders import Order, Value, permuted, places, plain, without
+from ...axis_orders import Order, OrderedArray, permuted, places, plain, without
 from ...const_eval import can_evaluate
 from ...program import Branch, Equation, Program, branch_for, is_literal, literal_value, type_of
 from .conv_lowering import convolve, weighted
 
-Rule = Callable[[Equation, "Sequence[Value]"], "list[Value] | None"]
+Rule = Callable[[Equation, "Sequence[OrderedArray]"], "list[OrderedArray] | None"]
 """Rewrites an equation; None where its operands must have the axis order that they were traced with."""
 
 
@@ -73,9 +73,9 @@ def channels_last(
     by_name = {**RULES, "conv_general_dilated": convolution}
 
     def run(*arguments: Any) -> list[Any]:
-        values = {v: Value(c, known=True) for v, c in flat.constants.items()}
+        values = {v: OrderedArray(c, known=True) for v, c in flat.constants.items()}
         for i, (variable, x) in enumerate(zip(flat.inputs, arguments, strict=True)):
-            values[variable] = Value(x, known=i < known, stays=i < stays)
+            values[variable] = OrderedArray(x, known=i < known, stays=i < stays)
         for equation in flat.equations:
             operands = _values(equation.inputs, values)
             is_known = all(v.known for v in operands) and can_evaluate(equation)
@@ -92,8 +92,8 @@ def channels_last(
     return Program.of(jax.make_jaxpr(run)(*map(type_of, flat.inputs)), program.parameters).inlined()
 
 
-def _values(operands: Sequence[Any], values: Mapping[Any, Value]) -> list[Value]:
-    return [Value(literal_value(v), known=True) if is_literal(v) else values[v] for v in operands]
+def _values(operands: Sequence[Any], values: Mapping[Any, OrderedArray]) -> list[OrderedArray]:
+    return [OrderedArray(literal_value(v), known=True) if is_literal(v) else values[v] for v in operands]
 
 
 SUPPORTED_DTYPES: Final = frozenset(map(np.dtype, (np.float32, np.float16, jnp.bfloat16, np.int8)))
@@ -120,11 +120,11 @@ def convolution_branch(equation: Equation) -> int:
 
 def _write(
     equation: Equation, operands: Sequence[Any], orders: Sequence[Order] | None = None, **changed: Any
-) -> list[Value]:
+) -> list[OrderedArray]:
     """The results, in these axis orders, of an equation with other operands and parameters."""
     wanted = [None] * len(equation.outputs) if orders is None else orders
     results = zip(equation.bind(operands, **changed), wanted, equation.outputs, strict=True)
-    return [Value(x, order, aval=v.aval) for x, order, v in results]
+    return [OrderedArray(x, order, aval=v.aval) for x, order, v in results]
 
 
 @partial(jax.jit, static_argnums=(0, 1), inline=True)
@@ -136,7 +136,7 @@ def traced(function: Callable[..., Any], fixed: tuple[Any, ...], *operands: Any)
 # ------------------------------------------------------------------------------------------------------ rules
 
 
-def _common(operands: Sequence[Value], rank: int) -> Order:
+def _common(operands: Sequence[OrderedArray], rank: int) -> Order:
     """The axis order for operands of the same shape: that of one that would need a transpose otherwise."""
     whole = [v for v in operands if v.rank == rank and not v.known]
     if any(v.stays for v in whole):
@@ -147,7 +147,7 @@ def _common(operands: Sequence[Value], rank: int) -> Order:
     return plain(rank)
 
 
-def _elementwise(equation: Equation, operands: Sequence[Value]) -> list[Value]:
+def _elementwise(equation: Equation, operands: Sequence[OrderedArray]) -> list[OrderedArray]:
     order = _common(operands, len(equation.outputs[0].aval.shape))
     values = [v.within(order) if v.rank == len(order) else v.plain() for v in operands]
     results = _write(equation, values, [order] * len(equation.outputs))
@@ -156,7 +156,7 @@ def _elementwise(equation: Equation, operands: Sequence[Value]) -> list[Value]:
     return results
 
 
-def _reduce(equation: Equation, operands: Sequence[Value]) -> list[Value]:
+def _reduce(equation: Equation, operands: Sequence[OrderedArray]) -> list[OrderedArray]:
     (x,), axes = operands, equation.params["axes"]
     return _write(equation, [x.best()], [without(x.order, axes)], axes=tuple(sorted(places(axes, x.order))))
 
@@ -164,7 +164,7 @@ def _reduce(equation: Equation, operands: Sequence[Value]) -> list[Value]:
 def _along(parameter: str) -> Rule:
     """The rule of equations along one axis of operands of the same rank."""
 
-    def rule(equation: Equation, operands: Sequence[Value]) -> list[Value]:
+    def rule(equation: Equation, operands: Sequence[OrderedArray]) -> list[OrderedArray]:
         order = _common(operands, operands[0].rank)
         changed = {parameter: order.index(equation.params[parameter])}
         return _write(equation, [v.within(order) for v in operands], [order] * len(equation.outputs), **changed)
@@ -175,7 +175,7 @@ def _along(parameter: str) -> Rule:
 def _by_axis(*parameters: str) -> Rule:
     """The rule of equations whose parameters have an entry for each axis of the first operand; others are scalars."""
 
-    def rule(equation: Equation, operands: Sequence[Value]) -> list[Value] | None:
+    def rule(equation: Equation, operands: Sequence[OrderedArray]) -> list[OrderedArray] | None:
         x, *others = operands
         if any(v.rank for v in others):
             return None
@@ -186,12 +186,12 @@ def _by_axis(*parameters: str) -> Rule:
     return rule
 
 
-def _reverse(equation: Equation, operands: Sequence[Value]) -> list[Value]:
+def _reverse(equation: Equation, operands: Sequence[OrderedArray]) -> list[OrderedArray]:
     (x,) = operands
     return _write(equation, [x.best()], [x.order], dimensions=places(equation.params["dimensions"], x.order))
 
 
-def _dynamic_slice(equation: Equation, operands: Sequence[Value]) -> list[Value] | None:
+def _dynamic_slice(equation: Equation, operands: Sequence[OrderedArray]) -> list[OrderedArray] | None:
     x, *starts = operands
     if len(starts) != x.rank:
         return None
@@ -200,12 +200,12 @@ def _dynamic_slice(equation: Equation, operands: Sequence[Value]) -> list[Value]
     return _write(equation, [x.best(), *placed], [x.order], slice_sizes=sizes)
 
 
-def _transpose(equation: Equation, operands: Sequence[Value]) -> list[Value]:
+def _transpose(equation: Equation, operands: Sequence[OrderedArray]) -> list[OrderedArray]:
     (x,) = operands
     return [x.renamed(equation.params["permutation"], equation.outputs[0].aval)]
 
 
-def _broadcast(equation: Equation, operands: Sequence[Value]) -> list[Value] | None:
+def _broadcast(equation: Equation, operands: Sequence[OrderedArray]) -> list[OrderedArray] | None:
     """Lazy: materialised in the axis order of its consumer."""
     x, *more = operands
     if more:  # extents that only a call knows
@@ -219,21 +219,21 @@ def _broadcast(equation: Equation, operands: Sequence[Value]) -> list[Value] | N
         wanted, places = permuted(shape, order), tuple(order.index(along[axis]) for axis in axes)
         return traced(lax.broadcast_in_dim, (wanted, places), x.within(axes))
 
-    return [Value(None, x.order if x.rank == len(shape) else None, aval=aval, make=make)]
+    return [OrderedArray(None, x.order if x.rank == len(shape) else None, aval=aval, make=make)]
 
 
-def _reshape(equation: Equation, operands: Sequence[Value]) -> list[Value] | None:
+def _reshape(equation: Equation, operands: Sequence[OrderedArray]) -> list[OrderedArray] | None:
     x, *more = operands
     if more or (equation.name == "reshape" and equation.params["dimensions"] is not None):
         return None
     return _reshaped(x, equation.outputs[0].aval)
 
 
-def _reshaped(x: Value, aval: Any) -> list[Value]:
+def _reshaped(x: OrderedArray, aval: Any) -> list[OrderedArray]:
     """Axes fall into groups of equal extent before and after; a contiguous group in order needs no transpose."""
     shape, order = aval.shape, x.order
     if math.prod(shape) < 2:
-        return [Value(traced(lax.reshape, (shape,), x.plain()), aval=aval)]
+        return [OrderedArray(traced(lax.reshape, (shape,), x.plain()), aval=aval)]
     groups = _groups(x.shape, shape)
     group_of = {axis: group for group in groups for axis in group[0]}
     stored = [axis for axis in order if x.shape[axis] != 1]
@@ -246,7 +246,7 @@ def _reshaped(x: Value, aval: Any) -> list[Value]:
         if extent == 1:
             after.insert(after.index(axis - 1) + 1 if axis and axis - 1 in after else 0, axis)
     new = traced(lax.reshape, (permuted(shape, after),), x.within(order))
-    return [Value(new, tuple(after), aval=aval)]
+    return [OrderedArray(new, tuple(after), aval=aval)]
 
 
 def _groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -269,7 +269,7 @@ def _groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[tuple[int
     return groups
 
 
-def _gather(equation: Equation, operands: Sequence[Value]) -> list[Value] | None:
+def _gather(equation: Equation, operands: Sequence[OrderedArray]) -> list[OrderedArray] | None:
     """Slices along one axis, which keep its place."""
     (x, indices), how, sizes = operands, equation.params["dimension_numbers"], equation.params["slice_sizes"]
     if len(how.start_index_map) != 1 or how.collapsed_slice_dims != how.start_index_map or indices.rank != 2:
@@ -284,7 +284,7 @@ def _gather(equation: Equation, operands: Sequence[Value]) -> list[Value] | None
     return _write(equation, [x.best(), indices.plain()], [x.order], dimension_numbers=moved, slice_sizes=sizes)
 
 
-def _product(equation: Equation, operands: Sequence[Value]) -> list[Value]:
+def _product(equation: Equation, operands: Sequence[OrderedArray]) -> list[OrderedArray]:
     contracted, batch = equation.params["dimension_numbers"]
     numbers = tuple(
         tuple(places(axes, v.order) for axes, v in zip(pair, operands, strict=True)) for pair in (contracted, batch)
@@ -296,11 +296,11 @@ def _product(equation: Equation, operands: Sequence[Value]) -> list[Value]:
         at += len(left)
     if (first := _first_summed(operands, numbers)) is not None:
         y = traced(weighted, (first, equation.params["preferred_element_type"]), *(v.best() for v in operands))
-        return [Value(y, tuple(order), aval=equation.outputs[0].aval)]
+        return [OrderedArray(y, tuple(order), aval=equation.outputs[0].aval)]
     return _write(equation, [v.best() for v in operands], [tuple(order)], dimension_numbers=numbers)
 
 
-def _first_summed(operands: Sequence[Value], numbers: Any) -> int | None:
+def _first_summed(operands: Sequence[OrderedArray], numbers: Any) -> int | None:
     """The first axis of a sum by weights of its axes' shape, such as the mean of all pixels, if others follow."""
     (x, weights), ((contracted, by), (batch, _)) = operands, numbers
     if batch or not by or by != plain(weights.rank) or contracted[-1] == x.rank - 1:
@@ -310,14 +310,14 @@ def _first_summed(operands: Sequence[Value], numbers: Any) -> int | None:
     return contracted[0] if contracted == tuple(range(contracted[0], contracted[0] + len(by))) else None
 
 
-def _convolution(onednn: bool, equation: Equation, operands: Sequence[Value]) -> list[Value] | None:
+def _convolution(onednn: bool, equation: Equation, operands: Sequence[OrderedArray]) -> list[OrderedArray] | None:
     (x, w), aval = operands, equation.outputs[0].aval
     if not _can_lower(equation) or 0 in (*x.shape, *aval.shape):
         return None
     problem, (image, kernel, result) = equation.convolution, equation.params["dimension_numbers"]
     how = problem.window, problem.groups, problem.stretch, onednn, aval.dtype
     y = traced(convolve, how, x.within((image[0], *image[2:], image[1])), w.within(tuple(kernel)))
-    return [Value(y, (result[0], *result[2:], result[1]), aval=aval)]
+    return [OrderedArray(y, (result[0], *result[2:], result[1]), aval=aval)]
 
 
 ELEMENTWISE: Final = (

@@ -26,12 +26,12 @@ from ....ops.arrays import accumulator
 from ....ops.conv_cpu import convolve, depthwise, product
 from ....ops.conv_rules import Problem, lowering
 from ....ops.window import Window, taps
-from ...axis_orders import Value, permuted
+from ...axis_orders import OrderedArray, permuted
 from ...program import CALLS, Equation, Program, branch_for, is_platform_choice
 from .layout_assignment import Rule, channels_last, traced
 
 
-def _rule(equation: Equation, operands: Sequence[Value]) -> list[Value] | None:
+def _rule(equation: Equation, operands: Sequence[OrderedArray]) -> list[OrderedArray] | None:
     (x, w), params, aval = operands, equation.params, equation.outputs[0].aval
     if not _can_lower(equation) or 0 in (*x.shape, *w.shape, *aval.shape):
         return None
@@ -42,11 +42,11 @@ def _rule(equation: Equation, operands: Sequence[Value]) -> list[Value] | None:
         pair = x.within((image[1], *image[2:], image[0])), w.within((kernel[1], *kernel[2:], kernel[0]))
         y = traced(_of_weights, (problem.window, blocks, is_depthwise, aval.dtype), *pair)
         ends = (result[0], result[1]) if is_depthwise else (result[1], result[0])
-        return [Value(y, (*result[2:], *ends), aval=aval)]
+        return [OrderedArray(y, (*result[2:], *ends), aval=aval)]
     pair = x.within((image[0], *image[2:], image[1])), w.within(tuple(kernel))
     fixed = problem.window, problem.groups, problem.batches, problem.stretch, aval.dtype
     y = traced(_of_images, fixed, *pair)
-    return [Value(y, (result[0], *result[2:], result[1]), aval=aval)]
+    return [OrderedArray(y, (result[0], *result[2:], result[1]), aval=aval)]
 
 
 def _can_lower(equation: Equation) -> bool:
