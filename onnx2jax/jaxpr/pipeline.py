@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from importlib import import_module
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import jax
@@ -95,6 +94,13 @@ def _has_bytes(program: Program, _options: Passes) -> bool:
     return any(v.aval.dtype in (np.int8, np.uint8) for v in (*program.inputs, *program.constants))
 
 
+def _calls_onednn(program: Program, options: Passes) -> bool:
+    """Whether there is work for oneDNN, and then whether it may be called: to find that out takes 40 ms."""
+    from .passes.cpu.onednn import multiplies_bytes
+
+    return multiplies_bytes(program) and options.onednn
+
+
 def _own_branch(options: Passes) -> Branch:
     """Chooses the branch of the platform."""
     return branch_for(options.platform)
@@ -129,13 +135,13 @@ PASSES: Final = (
     # Puts images channels last and lowers each convolution in its fastest way. ResNet-50: 0.5; MobileNetV2: 0.2.
     Pass(
         "layout_assignment",
-        _imported("cpu.layout_assignment", "assign_layouts", attrgetter("onednn")),
+        _imported("cpu.layout_assignment", "assign_layouts", lambda options: lambda: options.onednn),
         _has_convolution,
     ),
     # Stores weights as [out, in] that one row is multiplied by. A decoding step of GPT-2: 0.93.
     Pass("dot_layout", _imported("cpu.dot_layout", "transpose_row_weights")),
     # Calls oneDNN for products and convolutions of int8. ResNet-18 in int8: 0.5 (jaxlib 0.10 alone).
-    Pass("onednn", _imported("cpu.onednn", "call_onednn"), lambda _program, options: options.onednn),
+    Pass("onednn", _imported("cpu.onednn", "call_onednn"), _calls_onednn),
     # Multiplies int8 in float32 where the processor has no VNNI. opennsfw in int8: 0.2, with AVX2.
     Pass(
         "int8_in_float32",

@@ -39,14 +39,14 @@ Rule = Callable[[Equation, "Sequence[OrderedArray]"], "list[OrderedArray] | None
 """Rewrites an equation; None where its operands must have the axis order that they were traced with."""
 
 
-def assign_layouts(program: Program, onednn: bool = False) -> Program:
+def assign_layouts(program: Program, onednn: Callable[[], bool] = lambda: False) -> Program:
     """The program of a call with its images channels last; the same object where it has no convolution.
 
     ``onednn``: whether oneDNN may compute convolutions; not in short programs, which ``run`` loads a second time.
     """
 
     def rule(convolutions: Sequence[Equation]) -> Rule:
-        return partial(_convolution, onednn and sum(2 * e.convolution.products for e in convolutions) > SHORT)
+        return partial(_convolution, sum(2 * e.convolution.products for e in convolutions) > SHORT and onednn())
 
     return channels_last(program, rule, _can_lower, convolution_branch, known=program.parameters)
 
