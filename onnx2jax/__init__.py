@@ -91,4 +91,5 @@ _MODULES: Final = {
 """Where each public name is defined. Modules are imported at first use: all of them take half as long as JAX does."""
 
 if not TYPE_CHECKING:  # for which every name would exist, misspelt or not
-    __getattr__, __dir__ = exports(__name__, _MODULES, ("errors", "ops", "training", "generation", "session"))
+    _INNER: Final = "errors", "ops", "training", "generation", "session"
+    __getattr__, __dir__ = exports(__name__, _MODULES, _INNER, ("Model", "Decoder"))

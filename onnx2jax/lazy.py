@@ -10,7 +10,7 @@ from typing import Any
 
 
 def exports(
-    package: str, modules: Mapping[str, str], inner: Sequence[str] = ()
+    package: str, modules: Mapping[str, str], inner: Sequence[str] = (), classes: Sequence[str] = ()
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """The functions ``__getattr__`` and ``__dir__`` of a package (PEP 562).
 
@@ -18,6 +18,7 @@ def exports(
         package: its name.
         modules: where each public name is defined, relative to the package.
         inner: public modules of the package, in which an unknown name is looked for, to say where it is.
+        classes: public names in whose attributes it is looked for, too.
     """
     namespace = vars(sys.modules[package])
 
@@ -29,6 +30,8 @@ def exports(
             return import_module(f"{package}.{name}")
         public = () if name.startswith("_") else (import_module(f"{package}.{module}") for module in inner)
         where = next((f"; it is in {m.__name__}" for m in public if hasattr(m, name)), "")
+        holder = next((c for c in classes if not (where or name.startswith("_")) and hasattr(find(c), name)), None)
+        where = f"; a {holder} has it: {holder.lower()}.{name}" if holder else where
         raise AttributeError(f"module {package!r} has no attribute {name!r}{where}")
 
     return find, lambda: sorted({*namespace, *modules})

@@ -102,6 +102,9 @@ class ValueInfo:
     def __str__(self) -> str:
         return f"{self.name}: {self.type}"
 
+    def __repr__(self) -> str:
+        return f"<{self}>"
+
 
 def to_value_info(message: Any) -> ValueInfo:
     """A ValueInfoProto as a ValueInfo."""

@@ -162,6 +162,13 @@ def test_names_of_inner_modules_are_found() -> None:
             getattr(onnx2jax, name)
 
 
+def test_methods_of_models_and_decoders_are_found() -> None:
+    for name, holder in (("export", "Model"), ("verify", "Model"), ("generate", "Decoder")):
+        text = f"no attribute '{name}'; a {holder} has it: {holder.lower()}.{name}$"
+        with pytest.raises(AttributeError, match=text):
+            getattr(onnx2jax, name)
+
+
 def test_unknown_names_are_attribute_errors() -> None:
     for name in ("convrt", "_hidden", "__wrapped__"):
         with pytest.raises(AttributeError, match=f"module 'onnx2jax' has no attribute '{name}'$"):

@@ -629,3 +629,7 @@ def test_an_index_beyond_a_table_is_named_in_the_first_call_of_a_signature() -> 
             found(ids)
     assert found(beyond - 1).shape == (1, 2, 400)
     assert np.isnan(found(beyond)[0, 1]).all() and found.compilations == 1
+
+
+def test_the_representation_of_a_value_is_what_its_declaration_says() -> None:
+    assert repr(onnx2jax.convert(onnx2jax.demo_model()).inputs) == "(<image: float32[batch, 1, 8, 8]>,)"

@@ -160,9 +160,17 @@ def cost(
     source, target = Path(source), slice_of(chips) if chips else None
     devices = target.devices if target else jax.devices()
     axes = dict(axes or {"data": len(devices)})
-    if math.prod(axes.values()) > len(devices):
-        raise ShardingError(f"the mesh {axes} has {math.prod(axes.values())} devices; there are {len(devices)}")
-    mesh = jax.make_mesh(tuple(axes.values()), tuple(axes), devices=devices[: math.prod(axes.values())])
+    if (count := math.prod(axes.values())) > len(devices):
+        fix = (
+            f"name a larger slice than {chips!r}"
+            if chips
+            else (
+                'compile for accelerators, chips="v5e:2x2", or give the CPU as many: '
+                f"XLA_FLAGS=--xla_force_host_platform_device_count={count}"
+            )
+        )
+        raise ShardingError(f"the mesh {axes} has {count} devices; there are {len(devices)}: {fix}")
+    mesh = jax.make_mesh(tuple(axes.values()), tuple(axes), devices=devices[:count])
     with present(source) as folder:
         model = convert(
             source, mesh=mesh, shardings=plan or None, stages=axes.get(AXIS), dtype=dtype, external_data_dir=folder
