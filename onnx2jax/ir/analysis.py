@@ -44,17 +44,18 @@ def static_names(graph: Graph) -> set[str]:
     return names.union(chain.from_iterable(map(_values_read, ancestors(graph.nodes, names, reads=_values_read))))
 
 
-def ends_before(graph: Graph, node: Node) -> list[str]:
+def ends_before(graph: Graph, node: Node, names: Collection[str]) -> list[str]:
     """The outputs of the largest part of a graph without a node: outputs of the graph, and what the others read of it.
 
-    Empty where that is less than half of the graph, or has more than MOST_ENDS outputs.
+    Of ``names`` alone, those of the file: a rewritten graph has more. Empty where that part is less than half of the
+    graph, or has more than MOST_ENDS outputs.
     """
     below = {node, *descendants(graph.nodes, filter(None, node.outputs))}
     if node not in graph.nodes or 2 * len(below) > len(graph.nodes):
         return []
     kept = {o for n in graph.nodes if n not in below for o in n.outputs}
-    names = (*(v.name for v in graph.outputs), *(n for lost in graph.nodes if lost in below for n in lost.reads))
-    ends = [n for n in dict.fromkeys(names) if n in kept]
+    reads = (*(v.name for v in graph.outputs), *(n for lost in graph.nodes if lost in below for n in lost.reads))
+    ends = [n for n in dict.fromkeys(reads) if n in kept and n in names]
     return ends if len(ends) <= MOST_ENDS else []
 
 

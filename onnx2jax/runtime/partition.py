@@ -52,6 +52,7 @@ class StagedProgram:
 
     def __init__(self, graph: Graph, settings: Settings, *, inner: bool = False) -> None:
         """``inner``: the graph is a subgraph of a host node."""
+        self._names = graph.defines
         graph = with_label_lookups(graph)
         self.graph = with_string_codes(graph) if any(map(is_heavy, graph.nodes)) else graph
         self.settings, self.inner = settings, inner
@@ -272,7 +273,8 @@ class StagedProgram:
                 fixed = [n for n in found if n not in tensors or not is_float(tensors[n].dtype)] or found
                 static = f": convert(..., static={{{', '.join(f'{n!r}: value' for n in fixed)}}})" if found else ""
                 cut.__cause__.add_note(f"it is computed from: {', '.join(map(repr, found)) or 'no input'}{static}")
-                if cut.__cause__.node and (ends := analysis.ends_before(self.graph, cut.__cause__.node)):
+                node = cut.__cause__.node
+                if node and (ends := analysis.ends_before(self.graph, node, self._names)):
                     cut.__cause__.add_note(f"or leave out what depends on it: model.cut(outputs={ends})")
                 raise cut.__cause__ from None
             names = [v.name for v in self.graph.inputs if not is_jax(values.get(v.name))]

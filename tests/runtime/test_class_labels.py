@@ -93,5 +93,8 @@ def test_a_tree_ensemble_is_compiled_beside_its_labels() -> None:
 
 def test_labels_inside_jit_are_refused_by_the_nodes_name() -> None:
     m = onnx2jax.convert(classifier("LinearClassifier"))
-    with pytest.raises(KnownValueError, match=r"ai\.onnx\.ml\.LinearClassifier.*the class labels are strings"):
+    with pytest.raises(KnownValueError, match=r"ai\.onnx\.ml\.LinearClassifier.*the class labels are strings") as e:
         jax.jit(m.apply)(m.params, X)
+    advice = "or leave out what depends on it: model.cut(outputs=['scores'])"
+    assert advice in e.value.__notes__, "not 'label (class number)', which the file lacks"
+    assert m.cut(outputs=["scores"]).jitted
