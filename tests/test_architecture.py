@@ -20,7 +20,7 @@ import pytest
 import onnx2jax
 from onnx2jax.runtime.dispatch import BoundCall, DispatchCache
 from onnx2jax.runtime.executable import Executable
-from onnx2jax.runtime.persistent_jit import PersistentJit
+from onnx2jax.runtime.jitted import PersistentJit
 from onnx2jax.runtime.sections import Sections
 from tests import quick
 from tests.support.helpers import ROOT

@@ -14,7 +14,7 @@ from ..ir.signatures import element, same_schema, type_of
 from ..ops.registry import LEGACY_HINTS
 from ..proto.dtypes import ELEMENT_TYPES
 from ..proto.external import ExternalFiles
-from ..proto.names import normal_domain
+from ..proto.messages import normal_domain
 from ..proto.tensors import EXTERNAL
 from .model import check_devices, check_metadata, check_since
 from .report import Note

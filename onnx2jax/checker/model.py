@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from ..ops.registry import resolve
 from ..proto.devices import Sharding, problems, read_node, shard_of
-from ..proto.names import normal_domain
+from ..proto.messages import normal_domain
 from .report import Note
 
 FIRST_IR: Final = {"opset_import": 3, "training_info": 7, "functions": 8, "configuration": 11}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from ..proto.walk import graphs_of
+from ..proto.messages import graphs_of
 
 
 @dataclass(frozen=True, eq=False)

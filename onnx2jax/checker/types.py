@@ -13,7 +13,7 @@ from ..ir.binding import opsets as imported
 from ..ir.importer import DEPTH_LIMIT
 from ..ir.signatures import Type, element, formal, is_plain, signature, type_of
 from ..ops.registry import is_built_in, resolve
-from ..proto.names import normal_domain
+from ..proto.messages import normal_domain
 from .scopes import GraphPlace, places
 
 if TYPE_CHECKING:

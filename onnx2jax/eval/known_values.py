@@ -1,7 +1,11 @@
-"""Abstract evaluation of a graph for all inputs of its declared shapes: constants, and types of the other values.
+"""Abstract evaluation of a graph: constants, and types of values that the file does not declare.
 
-Free extents are symbols of ``jax.export``. A symbol equals nothing but itself, also where the extent of a call would be
-equal, so what an operator decides by the value of one is unknown: only moves and arithmetic take them as they are.
+``known_values`` evaluates for all inputs of the declared shapes. Free extents are symbols of ``jax.export``. A symbol
+equals nothing but itself, also where the extent of a call would be equal, so what an operator decides by the value of
+one is unknown: only moves and arithmetic take them as they are.
+
+``inferred_types`` evaluates with two sets of extents for the dimension variables. An extent that is equal in both is a
+constant; others are symbols, equal where both numbers are. A value that cannot be evaluated has no type.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from ..ops.arrays import is_string
 from ..ops.conv import native_conv
 from ..proto.mapped import load
 from ..proto.types import TensorType, ValueInfo
-from .abstract import UNKNOWN, without_data
+from .abstract import UNKNOWN, Extents, abstract_values, without_data
 from .interpreter import Context, Scope, run_node, run_nodes
 
 Values = Mapping[str, Any]
@@ -140,3 +144,59 @@ def is_extents(value: Any) -> bool:
 def _is_free(value: Any) -> bool:
     """Whether a symbol is among a value's extents or elements."""
     return is_extents(value) or not all(isinstance(d, int) for d in getattr(value, "shape", ()))
+
+
+EXTENTS: Final = 1009
+"""Free extents are prime numbers from here on, to recognise them in the shapes of inner values."""
+UNNAMED: Final = "?"
+"""Begins the symbol of an extent that is no expression of one dimension variable."""
+
+
+def symbolic_types(graph: Graph, least: int = 11) -> dict[str, TensorType]:
+    """The types of a graph's values whose rank is known, by name; each extent is a number or a symbol.
+
+    ``least`` of the primes that stand for extents: values up to some 64 elements are known, larger ones are types.
+    """
+    first, second = Extents(0, least), Extents(1, least)
+    ones = abstract_values(graph, first)
+    twos = abstract_values(graph, second) if first else ones
+    unnamed: dict[tuple[int, int], str] = {}
+
+    def extent(one: int, two: int) -> int | str:
+        if one == two:
+            return one
+        return _expression(one, two, first, second) or unnamed.setdefault((one, two), f"{UNNAMED}{len(unnamed)}")
+
+    return {
+        name: TensorType(np.dtype(one.dtype), tuple(map(extent, one.shape, twos[name].shape)))
+        for name, one in ones.items()
+        if name in twos and len(one.shape) == len(twos[name].shape)
+    }
+
+
+def inferred_types(graph: Graph) -> dict[str, TensorType]:
+    """The types of a graph's values, with dimension variables or expressions of one; None for other extents."""
+    return {
+        name: TensorType(kind.dtype, tuple(None if str(d).startswith(UNNAMED) else d for d in kind.shape or ()))
+        for name, kind in symbolic_types(graph, EXTENTS).items()
+    }
+
+
+def _expression(one: int, two: int, first: Extents, second: Extents) -> str | None:
+    """An extent as an expression of one dimension variable, from its values for two extents of it."""
+    named = {n: (a, second.get(n, a)) for n, a in first.items() if ", axis " not in n and not n.startswith("trips of ")}
+    for name, pair in named.items():
+        if (one, two) == pair:
+            return name
+    for name, (a, b) in named.items():
+        if a == b:
+            continue
+        factor, rest = divmod(one - two, a - b)
+        if not rest and factor > 0:
+            more = one - factor * a
+            text = f"{factor}*{name}" if factor > 1 else name
+            return f"{text}{more:+d}" if more else text
+        for k in (2, 4, 8, 16, 32, 64):
+            if (one, two) == (-(-a // k), -(-b // k)):
+                return f"{name}/{k}"
+    return None

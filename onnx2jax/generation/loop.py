@@ -21,8 +21,8 @@ from ..errors import InputValueError
 from ..jaxpr.pipeline import Passes
 from ..runtime.dispatch import DispatchCache, Signature, argument_types, signature_of
 from ..runtime.executable import Executable, portable
+from ..runtime.jitted import persistent
 from ..runtime.memory import trim_heap
-from ..runtime.persistent_jit import persistent
 from ..runtime.program_cache import Kept
 from ..runtime.sections import Sections
 from .cache import Cache

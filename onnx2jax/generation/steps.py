@@ -41,8 +41,7 @@ from . import in_place
 from .branches import inline_branch
 from .cache import Buffer, Cache
 from .embedding import PREFIX, Embedding
-from .graphs import Graphs
-from .last_tokens import LAST, select_last
+from .graphs import LAST, Graphs, select_last
 from .layer_calls import with_layer_calls
 from .prompts import whole_number
 

@@ -13,7 +13,7 @@ import numpy as np
 from ..errors import ModelError, OnnxError, OperatorError, UnsupportedError, UnsupportedOperatorError
 from ..ops import registry
 from ..ops.registry import Operator
-from ..proto.names import normal_domain
+from ..proto.messages import normal_domain
 from .graph import Node, Reference, Unsupported
 
 NEWEST: Final = {"": 28, "ai.onnx.ml": 5, "ai.onnx.preview": 1, "ai.onnx.preview.training": 1}

@@ -13,7 +13,7 @@ import numpy as np
 from ..ops.registry import NO_OPERATOR, Operator
 from ..proto.devices import Configuration, NodeDevices
 from ..proto.mapped import is_lazy, load
-from ..proto.names import inside
+from ..proto.messages import inside
 from ..proto.types import ValueInfo
 from .casts import Casts
 

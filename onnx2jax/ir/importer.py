@@ -14,7 +14,7 @@ from ..errors import ModelError, OnnxError, UnsupportedError
 from ..ops.registry import LEGACY_HINTS
 from ..proto.devices import read_configurations, read_node
 from ..proto.external import ExternalFiles
-from ..proto.names import inside, node_names, normal_domain
+from ..proto.messages import inside, node_names, normal_domain
 from ..proto.operator_sets import OperatorSet, find
 from ..proto.tensors import to_array, to_dense
 from ..proto.types import ValueInfo, to_value_info

@@ -172,7 +172,7 @@ TRAINING_PASSES: Final = (
 CONV_LIBRARY: Final = "conv_library"
 """Passes of XLA rather than a rewrite (``passes/cpu/conv_lowering.py``)."""
 HOST_PASS: Final = "fuse_host_nodes"
-"""Over host nodes rather than a program (``runtime/host_fusion.py``)."""
+"""Over host nodes rather than a program (``runtime/host_plan.py``)."""
 NAMES: Final = (*dict.fromkeys(p.name for p in (*PASSES, *TRAINING_PASSES)), CONV_LIBRARY, HOST_PASS)
 
 

@@ -111,7 +111,7 @@ def _placed(imported: Imported, options: Options, model_type: Any) -> Placement 
         return None
     from ..sharding.configurations import by_count, placement
     from ..sharding.stages import Staged
-    from .devices.balance import costs
+    from .devices.pipeline import costs
 
     if o.stages is None:
         placed = placement(imported, o.device_configuration, o.devices, o.mesh, o.shardings, None, o.microbatches)

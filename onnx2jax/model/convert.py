@@ -21,8 +21,8 @@ from ..ir import binding, loops
 from ..ir.file import Reading, check_keywords, opened
 from ..ir.graph import Imported
 from ..ir.importer import Importer
+from ..proto.messages import tensors
 from ..proto.origin import Origin
-from ..proto.walk import tensors
 from ..sharding.processes import together
 from .build import built, compare_processes
 from .model import Model

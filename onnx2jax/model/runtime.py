@@ -34,7 +34,7 @@ from .structure import Structure, program_of
 if TYPE_CHECKING:
     from ..runtime.background import Background
     from ..sharding.rules import Placement
-    from .calls.growth import CacheGrowth
+    from .calls.cache_pairs import CacheGrowth
     from .calls.outputs import Declarations
     from .devices.pipeline import Pipeline
 

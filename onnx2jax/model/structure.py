@@ -18,7 +18,7 @@ from ..proto.types import TensorType
 from ..runtime.params import immutable
 from ..runtime.partition import StagedProgram
 from .calls.arguments import as_param
-from .calls.growth import CacheGrowth
+from .calls.cache_pairs import CacheGrowth
 from .calls.outputs import Declarations, field_names
 from .spec import Spec
 

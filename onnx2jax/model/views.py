@@ -48,7 +48,7 @@ class Views(Parameters):
         1
         """
         from .changes import parts
-        from .changes.file_part import FilePart
+        from .changes.parts import FilePart
 
         graph, origin = parts.cut(self.graph, inputs, outputs), self.spec.origin
         if origin is not None:

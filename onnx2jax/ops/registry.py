@@ -16,11 +16,10 @@ from importlib import import_module
 from inspect import Parameter, Signature, signature
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypedDict, TypeVar, Unpack
 
-from ..proto.names import normal_domain
+from ..proto.messages import normal_domain
 from .arrays import in_float32
-from .description import described
+from .description import TRAITS, described
 from .index import MODULES
-from .traits import TRAITS
 
 Static = Annotated[Any, "static"]
 """Marks a parameter whose *value* must be known before compiling: a shape, axes, a count."""

@@ -13,8 +13,7 @@ import numpy as np
 from ..errors import ExternalDataError, ExternalDataNotFoundError, InputTypeError
 from .dtypes import ELEMENT_TYPES
 from .files import HEAD, foreign
-from .immutable import owned
-from .mapped import LAZY_BYTES, Detached, File, sample
+from .mapped import LAZY_BYTES, Detached, File, owned, sample
 
 SHARED_BYTES: Final = 1024
 """raw_data of at least this many bytes is shared with its arrays."""

@@ -13,8 +13,7 @@ from google.protobuf.message import DecodeError
 from ..errors import ModelError, with_rules
 from .external import ExternalFiles
 from .files import read_bytes
-from .messages import OperatorSetProto
-from .names import normal_domain
+from .messages import OperatorSetProto, normal_domain
 
 MAGIC: Final = "ONNXOPSET"
 STABLE: Final = 1

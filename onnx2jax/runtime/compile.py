@@ -1,14 +1,21 @@
-"""A graph as a compiled function: traced once for each signature, and specialised on the values it needs."""
+"""A graph as a compiled function: traced once for each signature, and specialised on the values it needs.
+
+Partitions in a row are traced one after another, and compiled side by side before the first of them runs: what one
+hands to the next is known by its types once it is traced. XLA compiles without the interpreter lock, so the next one is
+traced meanwhile.
+"""
 
 from __future__ import annotations
 
 import re
 import time
 import warnings
-from collections.abc import Collection, Mapping
-from concurrent.futures import Executor
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import compat, progress
+from ..compat import cores
 from ..errors import KnownValueError, RecompilationWarning
 from ..eval.interpreter import ConstantOutput, Context, Settings, evaluate, with_constants
 from ..eval.layers import Rolling
@@ -27,12 +35,12 @@ from ..jaxpr.const_eval import Unfoldable
 from ..jaxpr.pipeline import Passes
 from ..limits import LARGEST_CONSTANT
 from ..ops.arrays import is_traced
-from ..proto.immutable import owned
+from ..proto.mapped import owned
+from .cut import body_of
 from .dispatch import BoundCall, CallContext, Callee, Constants, DispatchCache, Signature, signature
 from .executable import Executable
-from .jitted import Jitted, call_serially, in_auto_axes
+from .jitted import Jitted, call_serially, in_auto_axes, persistent
 from .params import DeviceParams, device_of, is_cpu
-from .persistent_jit import persistent
 from .program_cache import Store
 from .sections import Sections
 from .specialise import NeedsHost, Specialisation
@@ -319,3 +327,43 @@ def _stand_in(aval: Any) -> np.ndarray:
     if getattr(aval, "weak_type", False) or jnp.issubdtype(aval.dtype, jax.dtypes.extended):
         raise TypeError(f"no NumPy array is {aval}")
     return np.broadcast_to(np.zeros((), aval.dtype), aval.shape)
+
+
+def compile_ahead(
+    row: Sequence[Subprogram], values: Mapping[str, Any], fixed: Collection[str], context: CallContext
+) -> None:
+    """Compile the programs of partitions in a row, as far as their types can be known.
+
+    What tracing raises here, or XLA, the call of the partition raises again.
+
+    Args:
+        row: the partitions.
+        values: all that they read from before the first.
+        fixed: the names of values that are known at compile time.
+        context: as for a call of each.
+    """
+    threads = min(len(row), cores())
+    if threads < 2:
+        return
+    known, stand_ins, fixed = dict(values), set[str](), set(fixed)
+    with ThreadPoolExecutor(threads, "onnx2jax-partition") as pool:  # whose threads have ended when it is left
+        try:
+            with suppress(Exception):
+                for subprogram in row:
+                    traced = subprogram.compile_ahead(pool, stand_ins, known, fixed, context)
+                    if traced is None:
+                        break
+                    names = [v.name for v in subprogram.graph.outputs]
+                    known.update(zip(names, traced.outputs, strict=True))
+                    fixed.update(traced.fixed)
+                    stand_ins.update({*names}.difference(traced.fixed))
+        except BaseException:  # KeyboardInterrupt
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def row_from(parts: Graph, graph: Graph) -> list[Graph]:
+    """The partitions that are compiled with nothing on the host between them, if ``graph`` is the first of several."""
+    groups = (list(group) for _, group in groupby(map(body_of, parts.nodes), lambda body: body is None))
+    rows = ([body for body in group if body is not None] for group in groups)
+    return next((row for row in rows if len(row) > 1 and row[0] is graph), [])

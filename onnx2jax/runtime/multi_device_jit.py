@@ -23,7 +23,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSha
 
 from ..jaxpr.program import Equation, Program, as_function, is_literal, literal_value, variables
 from .dispatch import DispatchCache, signature_of
-from .persistent_jit import persistent
+from .jitted import persistent
 from .program_cache import Store
 
 Place = Sharding | None

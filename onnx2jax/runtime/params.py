@@ -13,7 +13,7 @@ import numpy as np
 from .. import compat
 from ..jaxpr.passes.any.hoist_params import HoistedValues
 from ..ops.arrays import is_traced
-from ..proto.immutable import owned
+from ..proto.mapped import owned
 from .dispatch import BoundCall, Callee, DispatchCache
 
 

@@ -27,12 +27,10 @@ from ..ops.cast import is_float
 from ..ops.registry import PADDED, resolve
 from ..proto.dtypes import FLOAT6
 from ..proto.types import TensorType, ValueInfo
-from .compile import Outcome, Subprogram
-from .compile_ahead import compile_ahead, row_from
+from .compile import Outcome, Subprogram, compile_ahead, row_from
 from .cut import body_of, is_heavy, partitioned
 from .dispatch import BoundCall, CallContext, is_wide, with_x64
-from .host_fusion import FEW_CALLS, fused
-from .host_plan import Step, host_steps, precomputed, typed_step
+from .host_plan import FEW_CALLS, Step, fused, host_steps, precomputed, typed_step
 from .specialise import NeedsHost, is_small
 from .string_codes import with_label_lookups, with_string_codes
 

@@ -24,7 +24,7 @@ from ..ir.graph import Graph, Node, ancestors, descendants
 from ..ops.arrays import needs_known
 from ..ops.ml.scores import labels_of
 from ..ops.registry import Operator
-from ..proto.names import unused_name
+from ..proto.messages import unused_name
 from ..proto.types import TensorType
 
 

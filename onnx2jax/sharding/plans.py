@@ -1,4 +1,11 @@
-"""Plans: shardings by a user's rules over names, or derived from the graph for data, FSDP and tensor parallelism."""
+"""Plans: shardings by a user's rules over names, or derived from the graph for data, FSDP and tensor parallelism.
+
+Tensor parallelism shards matrix products in pairs, by columns and by rows. The result of a product sharded by columns
+is sharded along its last axis. That axis is propagated through elementwise operators, heads (Reshape, Transpose) and
+attention to the next product, which is sharded by rows: one all-reduce per pair. If it ends elsewhere, such as at a
+normalization, the first product stays replicated, and propagation restarts without it, until every sharding ends at a
+product.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +25,9 @@ from ..errors import ShardingError
 from ..ir.graph import Graph, Node
 from ..ops.arrays import is_traced
 from ..ops.registry import Shards
-from .propagation import Key, ShardedAxes, key
+from . import heads, product_rules
+from .propagation import Begin, Key, Rule, ShardedAxes, ValueFacts, Walk, key, moving, nothing
 from .rules import Arrays, Constraint, Placement, Rules, Shardings, check_patterns, entries, fitting
-from .tensor import pairs
 
 KINDS: Final = ("data", "fsdp", "tensor", "data+tensor", "fsdp+tensor")
 
@@ -273,3 +280,50 @@ def _without(spec: PartitionSpec, axis: str) -> PartitionSpec:
     """The spec without one of its mesh axes."""
     axes = [tuple(a for a in (e if isinstance(e, tuple) else (e,)) if a not in (axis, None)) for e in spec]
     return PartitionSpec(*map(entries, axes))
+
+
+def pairs(graph: Graph, weights: Mapping[str, Any], parts: int) -> ShardedAxes:
+    """Pair the matrix products of a graph and shard them over a number of devices.
+
+    Args:
+        graph: a main graph.
+        weights: anything with a shape, by the name of an initializer.
+        parts: the number of shards.
+    """
+    facts, refused = ValueFacts(graph, weights), dict[int, str]()
+    while True:
+        walk = Walk(graph, facts, weights, parts, refused)
+        walk.run(_BEGINS, _RULES)
+        if refused.keys() >= walk.failed.keys():
+            walk.annotate({"MatMulNBits", *_PRODUCTS, *_ATTENTION}, {"Gather", "MoE", "QMoE"})
+            walk.explain()
+            return walk.sharded
+        refused = walk.failed | refused
+
+
+_PRODUCTS: Final = ("MatMul", "Gemm", "FusedMatMul", "FusedGemm", "GemmFastGelu")
+_ATTENTION: Final = ("Attention", "GroupQueryAttention", "MultiHeadAttention")
+_NORMALIZED: Final = "Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"
+_BEGINS: Final[Mapping[str, Begin]] = {
+    **dict.fromkeys(_PRODUCTS, product_rules.begin_product),
+    **dict.fromkeys(_ATTENTION, heads.packed_attention),
+    **dict.fromkeys(("MoE", "QMoE"), product_rules.experts),
+    "Gather": product_rules.rows,
+    "MatMulNBits": product_rules.begin_packed_product,
+    "Reshape": heads.heads_of,
+    "Split": heads.parts_of,
+}
+_RULES: Final[Mapping[str, Rule]] = {
+    **dict.fromkeys(_PRODUCTS, product_rules.product),
+    **dict.fromkeys(_ATTENTION, heads.attention),
+    **dict.fromkeys(_NORMALIZED, moving(heads.normalized)),
+    **dict.fromkeys(("Concat", "ScatterElements", "TensorScatter"), moving(heads.concatenated)),
+    **dict.fromkeys(("Slice", "Expand", "Tile"), moving(heads.sliced)),
+    **dict.fromkeys(("Reshape", "Squeeze", "Unsqueeze"), moving(heads.reshape)),
+    "Gather": moving(heads.gather),
+    "MatMulNBits": product_rules.packed_product,
+    "RotaryEmbedding": moving(heads.rotated),
+    "Shape": nothing,
+    "Split": moving(heads.split),
+    "Transpose": moving(heads.transpose),
+}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from ..eval.abstract import ALONG, SAME, is_elementwise
-from ..eval.inferred import symbolic_types
+from ..eval.known_values import symbolic_types
 from ..ir.graph import Graph, Node
 
 Extent = int | str

@@ -8,7 +8,7 @@ Both are update functions of a state pytree, compiled and run by one engine.
   ``decoders`` has the next-token loss, ``packing`` packs texts into rows, ``objective`` is the loss as a function of
   parameters.
 - ``modules``: a model as a flax or equinox module.
-- ``engine``, ``state``, ``checkpoint``, ``progress``: shared by all of them.
+- ``engine``, ``state``, ``checkpoint``, ``progress_bar``: shared by all of them.
 """
 
 from __future__ import annotations

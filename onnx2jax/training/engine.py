@@ -21,9 +21,8 @@ from ..model.calls import arguments
 from ..ops.arrays import is_traced
 from ..proto.mapped import load
 from ..runtime.dispatch import snapshot
-from ..runtime.jitted import Jitted, call_serially, in_auto_axes
+from ..runtime.jitted import Jitted, call_serially, in_auto_axes, persistent
 from ..runtime.params import device_of, is_cpu
-from ..runtime.persistent_jit import persistent
 from ..runtime.program_cache import Store
 from ..sharding.processes import EQUAL, together
 from ..sharding.put import put

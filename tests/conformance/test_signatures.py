@@ -13,7 +13,7 @@ from onnx2jax.errors import DeviationWarning
 from onnx2jax.ir.graph import Node
 from onnx2jax.ir.signatures import schema_violations
 from onnx2jax.ops import registry
-from onnx2jax.proto.names import normal_domain
+from onnx2jax.proto.messages import normal_domain
 from tests.support.cases import MAIN, RELU, F, X, parse, refused_when_strict, rule, same
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import onnx2jax
-from onnx2jax.eval.inferred import inferred_types, symbolic_types
+from onnx2jax.eval.known_values import inferred_types, symbolic_types
 from tests.support.models import text_model
 
 HALVED = """g (float[1, 1, h] x) => (float[1, 1, u] y) {

@@ -10,7 +10,7 @@ import pytest
 from onnx import numpy_helper, parser
 
 import onnx2jax
-from onnx2jax.generation.last_tokens import LAST, with_last_logits
+from onnx2jax.generation.graphs import LAST, with_last_logits
 from onnx2jax.model.changes.parts import with_graph
 from tests.support import decoders
 

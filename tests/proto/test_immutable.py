@@ -13,8 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from onnx2jax.proto.immutable import ALIGNMENT, is_immutable, owned
-from onnx2jax.proto.mapped import File
+from onnx2jax.proto.mapped import ALIGNMENT, File, is_immutable, owned
 
 
 def frozen(array: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper, parser
 
 import onnx2jax
 from onnx2jax.errors import OperatorError
-from onnx2jax.runtime import compile_ahead, cut, partition
+from onnx2jax.runtime import compile, cut, partition
 from tests.support.ledger import spent
 
 RNG = np.random.default_rng(0)
@@ -25,7 +25,7 @@ X = RNG.normal(size=(2, 3)).astype(np.float32)
 def short_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cut, "MOST_COMPILED", 20)
     monkeypatch.setattr(partition, "MOST_FUSED", 20)
-    monkeypatch.setattr(compile_ahead, "cores", lambda: 3)
+    monkeypatch.setattr(compile, "cores", lambda: 3)
 
 
 def deep(count: int = 50, first: str = "") -> Any:

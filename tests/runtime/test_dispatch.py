@@ -24,8 +24,8 @@ from onnx2jax.eval.interpreter import Settings
 from onnx2jax.ir.graph import Graph
 from onnx2jax.runtime import memory, params
 from onnx2jax.runtime.dispatch import Callee, Constants, DispatchCache, Signature, signature, signature_of, snapshot
+from onnx2jax.runtime.jitted import PersistentJit
 from onnx2jax.runtime.multi_device_jit import Spread
-from onnx2jax.runtime.persistent_jit import PersistentJit
 from onnx2jax.runtime.program_cache import Store
 from tests.support.models import mlp, model, one_node, text_model, value
 

@@ -12,8 +12,8 @@ from onnx import helper
 
 import onnx2jax
 from onnx2jax.errors import OperatorError
-from onnx2jax.runtime import host_fusion, partition
-from onnx2jax.runtime.host_fusion import FEW_CALLS
+from onnx2jax.runtime import host_plan, partition
+from onnx2jax.runtime.host_plan import FEW_CALLS
 from tests.support.models import model, value
 
 X = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
@@ -42,14 +42,14 @@ def classifier(**options: Any) -> onnx2jax.Model:
 def numbers_of_nodes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The lengths of the runs that are fused."""
     found: list[int] = []
-    original = host_fusion._fused
+    original = host_plan._fused
 
     def noting(run: Any, *others: Any) -> Any:
         step = original(run, *others)
         found.extend([len(run)] * (step is not None))
         return step
 
-    monkeypatch.setattr(host_fusion, "_fused", noting)
+    monkeypatch.setattr(host_plan, "_fused", noting)
     return found
 
 

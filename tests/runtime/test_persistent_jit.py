@@ -20,7 +20,7 @@ from onnx import helper, parser
 import onnx2jax
 from onnx2jax import compat
 from onnx2jax.ops.registry import op
-from onnx2jax.runtime.persistent_jit import PersistentJit
+from onnx2jax.runtime.jitted import PersistentJit
 from onnx2jax.runtime.program_cache import Store
 from tests.support.helpers import ROOT
 from tests.support.ledger import spent

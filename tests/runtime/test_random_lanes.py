@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import onnx2jax
-from onnx2jax.runtime import compile_ahead, cut, partition
+from onnx2jax.runtime import compile, cut, partition
 from tests.model.test_random_networks import SHORT, assert_close
 from tests.support.random_blocks import random_network
 
@@ -44,7 +44,7 @@ def check(seed: int, folder: Path) -> None:
             patch.setattr(cut, "MOST_COMPILED", -(-len(plain.graph.nodes) // 3))
             patch.setattr(partition, "MOST_FUSED", 1)
             for cores in (1, 3):
-                patch.setattr(compile_ahead, "cores", lambda cores=cores: cores)
+                patch.setattr(compile, "cores", lambda cores=cores: cores)
                 parted = onnx2jax.convert(proto)
                 assert len(parted._runtime.program.stages()) >= min(3, len(plain.graph.nodes))
                 results.append(parted(x))

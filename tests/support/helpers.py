@@ -19,7 +19,7 @@ from onnx2jax.eval.interpreter import Context, evaluate
 from onnx2jax.ir import binding
 from onnx2jax.ir.graph import Graph, Node
 from onnx2jax.ops.arrays import is_traced
-from onnx2jax.proto.names import normal_domain
+from onnx2jax.proto.messages import normal_domain
 from onnx2jax.proto.types import ValueInfo
 from onnx2jax.runtime.params import DeviceParams
 

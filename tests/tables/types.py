@@ -10,7 +10,7 @@ from typing import Final
 
 from onnx import defs
 
-from onnx2jax.proto.names import normal_domain
+from onnx2jax.proto.messages import normal_domain
 
 FILE: Final = Path(__file__).resolve().parents[2] / "onnx2jax" / "ir" / "types.txt"
 HEAD: Final = """\

@@ -19,8 +19,8 @@ from ...errors import InputNameError, InputShapeError, InputTypeError, InputValu
 from ...eval.values import widened
 from ...ir.casts import NARROWER
 from ...ops.arrays import is_traced
-from ...proto.immutable import owned
-from ...proto.names import unused_name
+from ...proto.mapped import owned
+from ...proto.messages import unused_name
 from ...proto.types import MapType, OptionalType, SequenceType, TensorType, ValueInfo
 
 

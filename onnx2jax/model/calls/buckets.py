@@ -47,7 +47,7 @@ def with_names(graph: Graph, bucket: Mapping[str, Sequence[int]]) -> Graph:
     new = bucket.keys() & (set(variables(named)) - set(variables(graph.inputs)))
     if not new:
         return graph
-    from ...eval.inferred import inferred_types
+    from ...eval.known_values import inferred_types
 
     def declared(value: ValueInfo, found: Sequence[Any] | None) -> ValueInfo:
         own = value.shape if value.shape is not None or found is None else [None] * len(found)

@@ -17,8 +17,8 @@ import numpy as np
 from ...ir import analysis
 from ...ir.graph import Graph, Node
 from ...jaxpr.const_eval import is_foldable
-from ...proto.immutable import owned
-from ...proto.names import unused_name
+from ...proto.mapped import owned
+from ...proto.messages import unused_name
 from .no_ops import with_inputs
 
 ARITHMETIC: Final = frozenset(("Add", "Sub", "Mul", "Div"))

@@ -14,9 +14,8 @@ from ...eval.known_values import Values
 from ...eval.values import to_host
 from ...ir.graph import Graph, Node, ancestors
 from ...ops.registry import Operator
-from ...proto.immutable import owned
-from ...proto.mapped import load
-from ...proto.names import unused_name
+from ...proto.mapped import load, owned
+from ...proto.messages import unused_name
 
 SMALL: Final = 16 * 1024
 """Bytes of a node's results up to which they become initializers even if larger than the constants they replace."""

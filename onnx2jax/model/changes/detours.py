@@ -16,8 +16,7 @@ from ...errors import UnsupportedError
 from ...ir import analysis
 from ...ir.graph import Graph, Node
 from ...ops.registry import resolve
-from ...proto.messages import AttributeProto, TensorProto
-from ...proto.names import normal_domain
+from ...proto.messages import AttributeProto, TensorProto, normal_domain
 from ...proto.tensors import from_array
 from ..model import Model
 from .dtype import computed_again

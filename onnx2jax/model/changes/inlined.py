@@ -13,9 +13,7 @@ import numpy as np
 from ...eval.known_values import known_values
 from ...eval.values import to_host
 from ...ir.graph import Graph, Node, with_graphs
-from ...proto.messages import GraphProto
-from ...proto.names import inside, node_names, unused_name
-from ...proto.walk import graphs_of, nested_graphs, rename
+from ...proto.messages import GraphProto, graphs_of, inside, nested_graphs, node_names, rename, unused_name
 from ..spec import Spec
 from .rewritten import name_nodes
 

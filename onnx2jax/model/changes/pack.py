@@ -12,7 +12,7 @@ import numpy as np
 from ...ir.graph import Graph, Imported, Node
 from ...ops import registry
 from ...proto.mapped import load
-from ...proto.names import unused_name
+from ...proto.messages import unused_name
 
 MICROSOFT: Final = "com.microsoft"
 BITS: Final = {"int2": 2, "uint2": 2, "int4": 4, "uint4": 4, "int8": 8, "uint8": 8}

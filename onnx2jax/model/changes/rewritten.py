@@ -10,10 +10,17 @@ from typing import Any
 import numpy as np
 
 from ...ir.graph import Graph, Node
-from ...proto.messages import AttributeProto, NodeProto, TensorProto
-from ...proto.names import node_names, normal_domain
+from ...proto.messages import (
+    AttributeProto,
+    NodeProto,
+    TensorProto,
+    graphs_of,
+    keep,
+    node_names,
+    normal_domain,
+    subgraphs,
+)
 from ...proto.tensors import from_array
-from ...proto.walk import graphs_of, keep, subgraphs
 
 
 @dataclass(frozen=True)

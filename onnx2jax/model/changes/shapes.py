@@ -14,8 +14,8 @@ from ...errors import InputShapeError, KnownValueError, OnnxError, OperatorError
 from ...eval.node_errors import CURE
 from ...eval.values import to_host
 from ...ir.graph import descendants
+from ...proto.messages import keep, weights
 from ...proto.types import TensorType, ValueInfo
-from ...proto.walk import keep, weights
 
 Shapes = Mapping[str, tuple[int, ...]]
 SIZES: Final = (2, 64, 224)

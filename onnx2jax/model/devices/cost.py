@@ -17,10 +17,10 @@ import numpy as np
 from ... import compat
 from ...errors import ShardingError
 from ...proto.files import read_model
+from ...proto.messages import tensors
 from ...proto.origin import nbytes
 from ...proto.tensors import EXTERNAL
 from ...proto.types import TensorType
-from ...proto.walk import tensors
 from ...sharding.rules import Placement
 from ...sharding.stages import AXIS, Staged
 from ..calls.arguments import checked_dims, named_dims, variables

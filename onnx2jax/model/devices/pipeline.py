@@ -12,6 +12,7 @@ For identical stages both can be measured: 32 products of 512 x 512 in four stag
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,10 +23,11 @@ import numpy as np
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from ... import compat
-from ...errors import InputShapeError, OperatorError, ShardingError
+from ...errors import InputShapeError, OnnxError, OperatorError, ShardingError
 from ...eval.interpreter import Settings
 from ...eval.values import to_host
-from ...ir.graph import Graph, Node
+from ...ir import analysis
+from ...ir.graph import Graph, Imported, Node
 from ...ops.arrays import is_traced
 from ...proto.types import ValueInfo
 from ...runtime.compile import Outcome
@@ -36,6 +38,9 @@ from ...sharding.put import put
 from ...sharding.rules import Placement
 from ...sharding.stages import Staged, weights_read
 from ..calls import buckets
+from ..changes.parts import node_outputs, with_graph, with_outputs
+from ..reports.summary import feeds_of, mark, traced
+from ..spec import Spec
 
 
 class Pipeline:
@@ -306,3 +311,31 @@ def _refuse_jit() -> None:
             "checkpoint, eval_shape, export) cannot hold: call it outside of jit, its stages are compiled. jax.grad, "
             "jax.vjp and jax.vmap work outside of jit, and onnx2jax.finetune trains it; or convert without stages="
         )
+
+
+def costs(model_type: Any, imported: Imported) -> list[float]:
+    """The cost of each node of the main graph: the mean of its share of FLOPs and its share of weight bytes.
+
+    FLOPs are counted by tracing with free extents of 1; if that fails, only bytes are. The bytes of a weight are its
+    first reader's.
+    """
+    sizes = {n: v.nbytes for n, v in analysis.parameters(imported.graph).items()}
+    held = []
+    for node in imported.graph.nodes:
+        held.append(sum(sizes.pop(n, 0) for n in weights_read(imported.graph, node)))
+    shares = [held]
+    if flops := _flops(model_type, imported):
+        shares.append([flops[i] for i in range(len(held))])
+    shares = [s for s in shares if sum(s)] or [[1] * len(held)]
+    return [sum(s[i] / sum(s) for s in shares) / len(shares) for i in range(len(held))]
+
+
+def _flops(model_type: Any, imported: Imported) -> Counter[int] | None:
+    model = model_type(Spec.of(imported))
+    marked = mark(model.graph)
+    try:
+        with np.errstate(all="ignore"):
+            shown = with_outputs(with_graph(model, marked), node_outputs(marked))
+            return traced(shown, None, feeds_of(model, {}, {}, abstract=True), marked.nodes)[1]
+    except (OnnxError, TypeError):  # it needs the host, or other extents
+        return None

@@ -26,15 +26,22 @@ from ...errors import (
     ShardingError,
     UnsupportedError,
 )
-from ...proto import atomic, npz
+from ...proto import atomic
 from ...proto.types import TensorType, ValueInfo
 from ...sharding.stages import Staged
 from ..calls.arguments import named_dims
 from ..calls.outputs import exportable
 from . import stablehlo
 from .extents import free_dimensions, images, symbolic
-from .messages import PREFIX, explained, node_of_primitive, without_internals
-from .requirements import fixed_extents, requirements, suggested
+from .requirements import (
+    PREFIX,
+    explained,
+    fixed_extents,
+    node_of_primitive,
+    requirements,
+    suggested,
+    without_internals,
+)
 
 ABOUT: Final = "about.json"
 """The order of inputs and outputs, which JAX sorts, and the checksum of the program."""
@@ -275,7 +282,7 @@ def digest(names: Mapping[str, Sequence[str]], program: bytes) -> str:
 
 
 def _write_weights(params: Mapping[str, Any], file: Any) -> None:
-    npz.write(file, params)
+    atomic.write_npz(file, params)
     file.seek(0)
     with np.load(file) as written:
         # NumPy finds an array by its name with and without ".npy", and truncates it at NUL.

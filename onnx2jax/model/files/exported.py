@@ -18,7 +18,7 @@ from jax.tree_util import DictKey
 
 from ... import compat
 from ...errors import InputShapeError, InputTypeError, ModelError, OnnxError, RandomKeyError, UnsupportedError
-from ...proto.immutable import owned
+from ...proto.mapped import owned
 from ...proto.types import TensorType, ValueInfo
 from ..calls import arguments
 from ..calls.outputs import bundled, field_names

@@ -11,7 +11,7 @@ from typing import Any, Final
 from jax import export
 
 from ...errors import InputShapeError, UnsupportedError
-from ...proto.names import unused_name
+from ...proto.messages import unused_name
 from ...proto.types import TensorType, ValueInfo
 from ..calls.arguments import check_dims, checked_extent, named_dims, variables
 

@@ -11,11 +11,10 @@ import numpy as np
 from ...errors import InputNameError, InputShapeError, InputTypeError, ModelError, UnsupportedError, did_you_mean
 from ...ir.file import check_keywords
 from ...proto.dtypes import STRING
-from ...proto.names import normal_domain
+from ...proto.messages import keep, nested_graphs, normal_domain, rename, subgraphs, tensors
 from ...proto.origin import Opened, nbytes
 from ...proto.tensors import EXTERNAL
 from ...proto.types import MapType, OptionalType, SequenceType, TensorType, to_value_info
-from ...proto.walk import keep, nested_graphs, rename, subgraphs, tensors
 from ..convert import convert
 from ..model import Model
 from .save import INLINE_LIMIT, open_model

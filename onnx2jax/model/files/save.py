@@ -27,9 +27,9 @@ from ...proto import atomic
 from ...proto.devices import write_configuration, write_node
 from ...proto.dtypes import ELEMENT_TYPES, STRING
 from ...proto.files import read_model
+from ...proto.messages import tensors, weights
 from ...proto.origin import Opened, nbytes
 from ...proto.tensors import EXTERNAL
-from ...proto.walk import tensors, weights
 from ...sharding.processes import together, writes
 from ...sharding.writing import configured
 from ..calls.arguments import check_readable, other_shape

@@ -11,10 +11,10 @@ import numpy as np
 from ...checker.check import check_message
 from ...checker.report import Finding
 from ...errors import InputTypeError, OnnxError
-from ...eval.inferred import inferred_types
+from ...eval.known_values import inferred_types
 from ...eval.values import to_host
 from ...ir.graph import Graph
-from ...proto.walk import tensors
+from ...proto.messages import tensors
 from ..changes.parts import node_outputs
 from .profile import Profile
 from .summary import Summary, feeds_of, summary

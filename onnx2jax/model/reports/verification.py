@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ...proto import npz
+from ...proto import atomic
 from .comparison import Comparison
 from .table import table
 
@@ -42,7 +42,7 @@ class Difference:
             for key, part in _parts(name, value):
                 array = np.asarray(part)
                 arrays[key] = array.astype(str) if array.dtype == object else array
-        npz.write(path, {n.replace("/", "|"): v for n, v in arrays.items()})
+        atomic.write_npz(path, {n.replace("/", "|"): v for n, v in arrays.items()})
         return Path(path)
 
 
