@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from .config import any_values as any_values
 from .config import checks_values as checks_values
 from .config import configuration as configuration
 from .config import enable_x64 as enable_x64
@@ -16,6 +17,7 @@ from .config import in_32_bits as in_32_bits
 from .config import keeps_programs as keeps_programs
 from .config import process_options as process_options
 from .config import refused_value as refused_value
+from .config import refuses_values as refuses_values
 from .config import trace_context as trace_context
 from .mesh import auto as auto
 from .mesh import context_mesh as context_mesh

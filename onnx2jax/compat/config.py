@@ -88,7 +88,19 @@ For the keys of caches in memory: JAX's own key of its trace caches, and the opt
 
 def checks_values() -> bool:
     """True if debug_nans, debug_infs or disable_jit is set."""
-    return any(getattr(jax.config, f"jax_{name}") for name in ("debug_nans", "debug_infs", "disable_jit"))
+    return refuses_values() or bool(jax.config.jax_disable_jit)  # type: ignore[attr-defined]
+
+
+def refuses_values() -> bool:
+    """True if debug_nans or debug_infs is set."""
+    return bool(jax.config.jax_debug_nans or jax.config.jax_debug_infs)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def any_values() -> Iterator[None]:
+    """A scope without debug_nans and debug_infs."""
+    with jax.debug_nans(False), jax.debug_infs(False):
+        yield
 
 
 def refused_value(array: np.ndarray) -> str:

@@ -27,9 +27,9 @@ from .prompts import (
     whole_number,
 )
 from .results import Generation
-from .sampling import Choice
+from .sampling import NO_CHOICE, NO_LOGITS, Choice
 from .text import Reader, Tokenizer, conversations, split_stop
-from .verified import VerifiedSteps
+from .verified import VerifiedSteps, lost
 
 MOST: Final = 128
 """Default maximum of new tokens, less where there is room for fewer."""
@@ -206,7 +206,7 @@ class Calls(VerifiedSteps):
         state, ended = call.state, np.zeros_like(call.state.done)
         for count in range(2, call.limit + 2):
             last = np.asarray(state.last, np.int64)
-            self._check_chosen(last[~ended])
+            self._check_chosen(last[:, None], ~ended[:, None], count - 2)
             pieces = call.reader.add(last, ~ended) if call.reader is not None else []
             ended = np.asarray(state.done)
             if call.reader is not None and (call.reader.ended & ~ended).any():
@@ -249,16 +249,24 @@ class Calls(VerifiedSteps):
             )
         return replace(cache, apart=True)
 
-    def _check_chosen(self, tokens: np.ndarray) -> None:
-        """Checks the tokens that a sampling function returned.
+    def _check_chosen(self, tokens: np.ndarray, own: Any, before: int = 0) -> None:
+        """Checks the chosen tokens int64[batch, count], of which ``own`` are no padding, after ``before`` others.
 
         Raises:
-            InputValueError: one is outside the vocabulary.
+            InputValueError: sampling chose one outside the vocabulary; or none, as processors leave none.
+            CacheError: none could be chosen, as the model's logits are NaN.
         """
-        if self.vocabulary is not None and tokens.size and not 0 <= tokens.min() <= tokens.max() < self.vocabulary:
+        missing = own & (tokens <= NO_CHOICE)
+        chosen = tokens[own & ~missing]  # first: one outside the vocabulary may make the next logits NaN
+        if self.vocabulary is not None and chosen.size and not 0 <= chosen.min() <= chosen.max() < self.vocabulary:
             raise InputValueError(
-                f"sampling returns {tokens.min()} to {tokens.max()}; tokens are 0 to {self.vocabulary - 1}"
+                f"sampling returns {chosen.min()} to {chosen.max()}; tokens are 0 to {self.vocabulary - 1}"
             )
+        for row, column in np.argwhere(missing)[:1].tolist():
+            where = f"text {row}, token {before + column + 1}"
+            if tokens[row, column] == NO_LOGITS:
+                raise CacheError(lost(where))
+            raise InputValueError(f"{where}: logits_processors leave no token, as all logits are -inf, or one is NaN")
 
     def _stop_array(self, stop: Any) -> np.ndarray:
         """Stop sequences as an array; the decoder's default for None."""

@@ -11,7 +11,7 @@ from typing import Any, overload
 import numpy as np
 
 from .. import compat
-from ..errors import InputTypeError, InputValueError, UnsupportedError
+from ..errors import CacheError, InputTypeError, InputValueError, UnsupportedError
 from ..ir.analysis import parameters
 from .beam import Beams, search
 from .calls import Calls, DecoderCall
@@ -21,6 +21,7 @@ from .results import Generation
 from .sampling import Processor, Sampler, Sampling
 from .speculative import check_can_roll_back, speculate
 from .tree import DecoderStructure, register
+from .verified import lost
 
 One = str | list[dict[str, str]]
 """One text, or one conversation."""
@@ -109,7 +110,7 @@ class Decoder(Calls):
             state = call.run(call.state, call.limit)
         tokens = np.asarray(state.tokens)[:, : int(state.count)].astype(np.int64)
         lengths = np.asarray(state.lengths, np.int64)
-        self._check_chosen(tokens[np.arange(tokens.shape[1]) < lengths[:, None]])
+        self._check_chosen(tokens, np.arange(tokens.shape[1]) < lengths[:, None])
         likely = None if state.logprobs is None else np.asarray(state.logprobs)[:, : tokens.shape[1]]
         last = np.take_along_axis(tokens, lengths[:, None] - 1, axis=1)
         found = Generation(tokens, lengths, state.cache, last, logprobs=likely, prompts=call.sequences)
@@ -192,6 +193,8 @@ class Decoder(Calls):
         }
         with compat.enable_x64():
             found = search(self._programs, call.state, beams, call.limit, controls, call.others)
+        if len(rows := np.argwhere(np.isnan(found.scores).any(axis=1))):
+            raise CacheError(lost(f"prompt {rows[0, 0]}"))
         lengths = np.asarray(found.lengths, np.int64)
         texts = np.asarray(found.finished).astype(np.int64)[:, :, : int(found.count)]
         padding = np.arange(texts.shape[2]) >= lengths[..., None]
@@ -249,7 +252,9 @@ class Decoder(Calls):
             )
         lengths = np.asarray(done.lengths, np.int64)
         texts = np.asarray(done.tokens).astype(np.int64)[:, : int(lengths.max())]
-        texts = np.where(np.arange(texts.shape[1]) < lengths[:, None], texts, self.pad)
+        own = np.arange(texts.shape[1]) < lengths[:, None]
+        self._check_chosen(texts, own)
+        texts = np.where(own, texts, self.pad)
         last = np.asarray(done.last, np.int64)[:, None]
         found = Generation(texts, lengths, done.cache, last, int(done.rounds), prompts=call.sequences)
         return call.as_text(found.texts()) if call.is_text else found
@@ -264,6 +269,7 @@ class Decoder(Calls):
         """
         call = self._begin(self.read, tokens, 1, length=length, **others)
         batch = len(call.sequences)
+        self._check_chosen(np.asarray(call.state.last, np.int64)[:, None], np.ones((batch, 1), bool))
         nothing = np.zeros((batch, 0), np.int64)
         return Generation(nothing, np.zeros(batch, np.int64), call.state.cache, nothing, prompts=call.sequences)
 

@@ -27,7 +27,7 @@ from ..runtime.program_cache import Kept
 from ..runtime.sections import Sections
 from .cache import Cache
 from .program_folder import ProgramFolder
-from .sampling import Choice, processed
+from .sampling import NO_CHOICE, NO_LOGITS, Choice, processed, undecided
 from .steps import Steps
 
 NO_TOKEN: Final = -2
@@ -50,7 +50,7 @@ class LoopState:
 
     Attributes:
         cache: KV caches of all tokens but the last.
-        last: int32[batch], the last token of each text.
+        last: int32[batch], the last token of each text; NO_LOGITS or NO_CHOICE where there is none, which ends all.
         logits: [batch, vocabulary], from which ``last`` was chosen.
         tokens: int32[batch, room], the generated tokens.
         count: int32, the number of tokens generated so far, padding included.
@@ -173,6 +173,9 @@ class Programs:
             *args: pytrees of arrays.
             donate: whether the first of them is donated.
         """
+        if compat.refuses_values():  # empty slots may hold any, and whoever chooses a token checks the logits
+            with compat.any_values():
+                return self.run(name, program, *args, donate=donate)
         key = self._signature(name, args)
         with compat.enable_x64():
             if (bound := self._programs.get(key)) is not None:
@@ -309,7 +312,9 @@ def _append_token(state: LoopState, choice: Choice, controls: Mapping[str, Any])
     if np.shape(last) != state.done.shape or not jnp.issubdtype(last.dtype, np.integer):
         returned = f"{getattr(last, 'dtype', type(last).__name__)} {np.shape(last)}"
         raise InputValueError(f"sampling returns {returned}, not one token per text: integers {state.done.shape}")
-    last = jnp.where(state.done, controls["pad"], last.astype(np.int32))
+    lost = jnp.where(undecided(own), np.int32(NO_LOGITS), jnp.where(undecided(logits), np.int32(NO_CHOICE), 0))
+    lost = jnp.where(state.done, 0, lost)
+    last = jnp.where(state.done, controls["pad"], jnp.where(lost < 0, lost, last.astype(np.int32)))
     tokens = lax.dynamic_update_slice_in_dim(state.tokens, last[:, None], state.count, axis=1)
     if choice.logprobs:
         chosen = jnp.where(state.done, 0, last)[:, None]
@@ -322,7 +327,7 @@ def _append_token(state: LoopState, choice: Choice, controls: Mapping[str, Any])
         tokens=tokens,
         count=state.count + 1,
         lengths=state.lengths + (~state.done).astype(np.int32),
-        done=state.done | matches_stop(tokens, state.count, controls["stop"]),
+        done=state.done | jnp.any(lost < 0) | matches_stop(tokens, state.count, controls["stop"]),
     )
 
 

@@ -18,6 +18,10 @@ Processor = Callable[[Any, Any], Any]
 """(tokens so far int32[batch, length], logits float32[batch, vocabulary]) -> other logits."""
 EMPTY: Final = -1
 """In the tokens so far: no token."""
+NO_LOGITS: Final = -(2**31)
+"""In place of a token: the model's logits are NaN, or all -inf."""
+NO_CHOICE: Final = NO_LOGITS + 1
+"""The same, where processors made them so."""
 
 
 class Choice(NamedTuple):
@@ -99,6 +103,12 @@ def greedy(logits: Any, key: Any = None) -> Any:
     """The likeliest token, int32[batch]; the first of ties, as in NumPy's argmax."""
     del key
     return jnp.argmax(logits, axis=-1).astype(np.int32)
+
+
+def undecided(logits: Any) -> Any:
+    """bool[...]: whether no token follows from logits [..., vocabulary], as one is NaN, or all are -inf."""
+    top = jnp.max(logits, axis=-1)
+    return jnp.isnan(top) | (top == -jnp.inf)
 
 
 def processed(choice: Choice, tokens: Any, logits: Any, penalty: Any = None) -> Any:

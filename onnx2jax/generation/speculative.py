@@ -18,7 +18,7 @@ from jax import lax
 from ..errors import UnsupportedError
 from .cache import Cache
 from .loop import Hoisted, LoopState, Programs, matches_stop
-from .sampling import greedy
+from .sampling import NO_LOGITS, greedy, undecided
 from .steps import Steps
 
 
@@ -98,9 +98,9 @@ def speculate(
 
                 (_, drafted), fed = lax.scan(guess, (state.last, state.draft), length=count + 1)
                 logits, cache = extend(large, state.cache, fed.T, others[0])
-                return _accepted(
-                    replace(state, rounds=state.rounds + 1), cache, drafted, fed.T, greedy(logits), limit, controls
-                )
+                right = jnp.where(undecided(logits), np.int32(NO_LOGITS), greedy(logits))
+                state = replace(state, rounds=state.rounds + 1)
+                return _accepted(state, cache, drafted, fed.T, right, limit, controls)
 
             return lax.while_loop(more, body, start)
 

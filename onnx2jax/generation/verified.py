@@ -107,7 +107,7 @@ class VerifiedSteps(Steps):
         longer = [np.concatenate([r[:1], r]) for r in rows] if short else rows
         want = self._prefill(longer, room, layout, choice, controls, others)
         state = self._prefill([r[:-1] for r in longer], room, layout, choice, unending, others)
-        state = with_arrays(state, last=np.array([r[-1] for r in longer], np.int32))
+        state = with_arrays(state, last=np.array([r[-1] for r in longer], np.int32), done=np.zeros(len(rows), bool))
         stepped = self._programs.loop(state, 2, choice, unending, others).logits
         check_close(want.logits, stepped, room, **self._precision)
         self._verified.add(key)
@@ -156,6 +156,14 @@ class VerifiedSteps(Steps):
         self._verified.add(key)
 
 
+def lost(where: str) -> str:
+    """The message that no token follows from the model's logits."""
+    return (
+        f"{where}: the logits are NaN, or all -inf: the model overflows, or an input or weight is NaN. For a file in "
+        "half precision: decoder(..., dtype='float32'); otherwise decoder.model.values(...) shows where it begins"
+    )
+
+
 def check_close(want: Any, ours: Any, room: int, *, quantised: bool, dtype: np.dtype | None = None) -> None:
     """Checks the logits of a cache of length ``room`` against the expected ones, of a model that computes in ``dtype``.
 
@@ -165,7 +173,7 @@ def check_close(want: Any, ours: Any, room: int, *, quantised: bool, dtype: np.d
     tolerance = max(TOLERANCE[(dtype or want.dtype).itemsize], EIGHT_BIT_TOLERANCE if quantised else 0)
     want, ours = np.asarray(want, np.float32), np.asarray(ours, np.float32)
     if np.isnan(want).any():
-        raise CacheError("the logits after the prompt are NaN: the model overflows, or an input or weight is NaN")
+        raise CacheError(lost("after the prompt"))
     scale = np.abs(want[np.isfinite(want)]).max(initial=0)
     difference = np.subtract(ours, want, where=ours != want, out=np.zeros_like(want))  # some logits are -inf
     off = np.abs(difference).max(initial=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -298,8 +298,47 @@ def test_logits_of_minus_infinity_and_nan() -> None:
     own.proto.graph.initializer.append(numpy_helper.from_array(bias, "bias"))
     model = onnx2jax.convert(own.proto)
     assert onnx2jax.decoder(model).generate(P, 5).texts() == [by_hand(own, P, 5)[0]]
-    with pytest.raises(CacheError, match="NaN: the model overflows"):
+    with pytest.raises(CacheError, match=r"NaN, or all -inf: the model overflows"):
         onnx2jax.decoder(model.with_params({"bias": np.full_like(bias, np.nan)})).generate(P, 5)
+
+
+@pytest.fixture(scope="module")
+def overflowing() -> Decoder:
+    """A decoder whose logits are NaN from the position 12 on, as where float16 overflows at a later token."""
+    good = onnx2jax.decoder(onnx2jax.demo_decoder())
+    table = np.array(good.params["cos_cache"])
+    table[12:] = np.nan
+    leaves, tree = jax.tree_util.tree_flatten_with_path(good)
+    bad: Decoder = jax.tree.unflatten(tree, [table if "cos_cache" in str(path) else leaf for path, leaf in leaves])
+    return bad
+
+
+@pytest.mark.parametrize("method", ["generate", "stream", "beam_search", "speculate", "read"])
+def test_logits_that_become_nan_are_an_error(overflowing: Decoder, method: str) -> None:
+    """Rather than token 0."""
+    calls: dict[str, Callable[[], Any]] = {
+        "generate": lambda: overflowing.generate("seven ", 20),
+        "stream": lambda: "".join(overflowing.stream("seven ", 20)),
+        "beam_search": lambda: overflowing.beam_search("seven ", 20, beams=2),
+        "speculate": lambda: overflowing.speculate("seven ", 20, overflowing),
+        "read": lambda: overflowing.read("seven eight nine ", 64),
+    }
+    with pytest.raises(CacheError, match="all -inf: the model overflows, or an input or weight is NaN"):
+        calls[method]()
+    if method == "generate":
+        assert overflowing.generate("seven ", 6) == "eight "
+        with pytest.raises(CacheError, match=r"^text 1, token 2: "):
+            overflowing.generate([list(b"one "), list(b"seven eight ")], 20)
+        with jax.debug_nans(True), pytest.raises(CacheError, match="^text 0, token 8: "):
+            overflowing.generate("seven ", 20)
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_processors_that_leave_no_token_are_an_error(value: float) -> None:
+    counting = onnx2jax.decoder(onnx2jax.demo_decoder())
+    third = [lambda tokens, logits: jnp.where((tokens >= 0).sum(1, keepdims=True) > 7, value, logits)]
+    with pytest.raises(InputValueError, match=r"^text 0, token 3: logits_processors leave no token, as all logits"):
+        counting.generate("seven ", 6, logits_processors=third)
 
 
 def test_decoder_checks_its_settings() -> None:
