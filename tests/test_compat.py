@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import jax
@@ -147,6 +147,23 @@ def test_without_primitives_no_batch_normalization_is_folded() -> None:
     closed = jax.make_jaxpr(lambda w, x: lax.conv(x, w * 2, (1, 1), "VALID") * np.float32(3))(w, x)
     program = Program.of(closed, 1)
     assert fold_batchnorm.fold(program, branch_for("cpu")) is program
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_transformations_are_recognised(monkeypatch: pytest.MonkeyPatch, private: bool) -> None:
+    if not private:  # then those alone that trace a program
+        monkeypatch.setitem(sys.modules, "jax._src.core", ModuleType("without it"))
+    found = []
+
+    def look(_: Any = None) -> Any:
+        found.append(compat.is_transformed())
+        return jnp.float32(0)
+
+    look()
+    jax.jit(look)()
+    jax.grad(look)(1.0)
+    jax.vmap(look)(jnp.ones(2))
+    assert found == [False, True, private, private]
 
 
 def test_primal_values_are_found_outside_of_programs_only() -> None:

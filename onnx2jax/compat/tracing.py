@@ -43,6 +43,18 @@ def in_a_program() -> bool:
     return isinstance(jax.device_put(0), jax.core.Tracer)  # which outside compiles nothing
 
 
+def is_transformed() -> bool:
+    """Whether JAX transforms what runs now, by jit, grad, vmap or the like; only jit, where it hides the others.
+
+    Values at hand do not tell: a function that runs now may hold what is traced.
+    """
+    try:
+        from jax._src.core import trace_state_clean
+    except ImportError:
+        return in_a_program()
+    return not trace_state_clean()
+
+
 _functions: list[Any] = []
 
 

@@ -47,6 +47,8 @@ class Settings:
     """Whether repeated layers are one loop, or calls of one function (see eval/layers.py)."""
     platform: str = ""
     """The platform for which programs are traced, a name in ``lax.platform_dependent``; "" for any."""
+    is_traced: bool = False
+    """Whether every call is one of a caller's transformation, whose values functions of ``Model.replace`` may hold."""
     annotate: bool = field(default=False, compare=False)
     """Whether profiles also name host nodes, at 1 to 2 us each."""
     cache_dir: Path | None = field(default=None, compare=False)

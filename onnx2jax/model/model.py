@@ -430,7 +430,7 @@ class Model(Views, Exports):
                     "constants: pass a key, model(..., rng=jax.random.key(0))"
                 )
         runtime, spec = self._runtime, self.spec
-        if runtime.unchecked:
+        if runtime.unchecked or spec.settings.is_traced:
             return self._applied(values, runtime.unchecked, rng, x32)
         if runtime.background is not None and (early := runtime.evaluated(signature, values, as_numpy)) is not None:
             return early

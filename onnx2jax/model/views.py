@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from .. import compat
 from ..errors import known_keywords, names_list
 from ..ir.graph import Graph
 from ..proto.types import ValueInfo
@@ -112,7 +114,9 @@ class Views(Parameters):
         """
         from .changes import parts
 
-        options = {"bucket": self.spec.bucket, "max_size": self.spec.max_size}
+        options: dict[str, Any] = {"bucket": self.spec.bucket, "max_size": self.spec.max_size}
+        if compat.is_transformed():
+            options["settings"] = replace(self.spec.settings, is_traced=True)
         return parts.with_graph(self, parts.replaced(self.graph, functions), **options)
 
     @known_keywords

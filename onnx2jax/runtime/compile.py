@@ -268,7 +268,8 @@ class Subprogram:
         args = self._own_params(context.params), values, context.rng
         run = compat.call_in_64_bits if context.x32 else call_serially
         with progress.call():
-            results: list[Any] = run(self._jitted(is_traced(args)), context.constants, *args)
+            foreign = self.settings.is_traced or is_traced(args)
+            results: list[Any] = run(self._jitted(foreign), context.constants, *args)
         return results
 
     def _own_params(self, params: Mapping[str, Any]) -> dict[str, Any]:

@@ -75,7 +75,7 @@ class StagedProgram:
             context: parameters and the rest of the call.
         """
         values = {**values, **context.constants.inputs}
-        if is_traced(list(values.values()), context.rng, context.given):
+        if self.settings.is_traced or is_traced(list(values.values()), context.rng, context.given):
             return Outcome(self._inside_transformation(values, context))
         while True:
             parts = self.partitioned  # another thread may partition the graph anew meanwhile

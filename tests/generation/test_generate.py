@@ -329,7 +329,7 @@ def test_logits_that_become_nan_are_an_error(overflowing: Decoder, method: str) 
         assert overflowing.generate("seven ", 6) == "eight "
         with pytest.raises(CacheError, match=r"^text 1, token 2: "):
             overflowing.generate([list(b"one "), list(b"seven eight ")], 20)
-        with jax.debug_nans(True), pytest.raises(CacheError, match="^text 0, token 8: "):
+        with jax.debug_nans(True), pytest.raises(CacheError, match=r"^text 0, token 8: "):
             overflowing.generate("seven ", 20)
 
 

@@ -134,6 +134,30 @@ def test_a_replacement_may_close_over_tracers(plain: Model) -> None:
     np.testing.assert_allclose(jax.jit(jax.grad(scaled))(scales[0]), np.maximum(X @ W, 0).sum(), rtol=1e-5)
 
 
+CALLS = {
+    "call": lambda model: model(X),
+    "apply": lambda model: model.apply(model.params, X),
+    "jit": lambda model: jax.jit(lambda: model(X))(),
+    "run": lambda model: model.run(None, {"x": X})[0],
+    "values": lambda model: model.values(X, names="y")["y"],
+    "cut": lambda model: model.cut(outputs="y")(X),
+    "unoptimised": lambda model: model.with_options(optimize=False)(X),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_function_may_hold_what_the_caller_traces(plain: Model, call: str) -> None:
+    """Though nothing that the model is given is traced."""
+
+    def loss(s: Any) -> Any:
+        return (CALLS[call](plain.replace({"r": lambda v: v + s * s})) * X).sum()
+
+    ones = jnp.ones((2, 3))
+    np.testing.assert_allclose(jax.grad(loss)(ones), 2 * X, rtol=1e-6)
+    np.testing.assert_allclose(jax.vmap(jax.grad(loss))(ones[None])[0], 2 * X, rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(loss)(ones), loss(ones), rtol=1e-6)
+
+
 def test_a_replacement_on_the_host_gets_numpy(staged: Model) -> None:
     seen: list[Any] = []
     patched = staged.replace({"at": lambda v: seen.append(type(v)) or v[:, ::-1], "some": lambda v: v - 1})
