@@ -23,22 +23,22 @@ def _array(scope: Scope, value: Value) -> str:
     return scope.emitter.array(value)
 
 
+def _arrays(scope: Scope, values: Sequence[Value]) -> list[str]:
+    return [_array(scope, v) for v in values]
+
+
 def _scalar(scope: Scope, value: Value) -> str:
     """The text of a value of one element as a scalar."""
     return f"{_array(scope, value)}.reshape(())" if value.rank != 0 else _array(scope, value)
 
 
 def _result(scope: Scope, values: Sequence[Value]) -> str:
-    texts = [_array(scope, v) for v in values]
-    return texts[0] if len(texts) == 1 else ", ".join(texts) if texts else "()"
+    return ", ".join(_arrays(scope, values)) or "()"
 
 
-def _state(texts: Sequence[str]) -> str:
-    return texts[0] if len(texts) == 1 else tuple_of(texts) if texts else "()"
-
-
-def _rows_text(scope: Scope, rows: Sequence[Value]) -> str:
-    return _state([_array(scope, v) for v in rows]) if rows else "None"
+def _packed(texts: Sequence[str], empty: str = "()") -> str:
+    """One value as it is, several as a tuple."""
+    return tuple_of(texts) if len(texts) > 1 else texts[0] if texts else empty
 
 
 def _merged(a: Value, b: Value) -> Value:
@@ -75,201 +75,205 @@ def if_(scope: Scope, node: Node) -> Sequence[Value]:
     return scope.define(node, f"lax.cond({_scalar(scope, condition)}, {then}, {other})", types, blocks)
 
 
-def _check_body(node: Node, graph: Graph) -> None:
-    if graph.draws:
-        raise unsupported(node, "its body draws random numbers in each trip")
-
-
-def _body(
-    scope: Scope, graph: Graph, hint: str, formals: Sequence[tuple[str, Value]]
-) -> tuple[Scope, Block, list[Value]]:
-    """A body written for operands of given types: its scope, block and outputs."""
-    block = Block(scope.emitter.reference(FUNCTION + hint), hint, "")
-    inner = scope.inner(graph, statements=block.statements)
-    for name, value in formals:
-        inner.bind(name, value)
-    return inner, block, inner.run()
-
-
 def _same_type(a: Value, b: Value) -> bool:
     return a.dtype == b.dtype and a.shape is not None and a.shape == b.shape
 
 
+def _is_true(value: Value) -> bool:
+    return value.known is not None and bool(value.known.all())
+
+
+_STATE: Final = mark("state")
+
+
+class _Body:
+    """The body of a Loop or Scan: a function from the states before a trip to those after it, and the trip's rows.
+
+    Attributes:
+        scope: of the node.
+        node: the node.
+        graph: the body.
+        names: the marked names of the body's inputs.
+        states: the values before the first trip.
+        kept: those of them that no trip changes, by position.
+        inner: the scope of the body, once it is written.
+        block: the function, once it is written.
+    """
+
+    inner: Scope
+    block: Block
+
+    def __init__(self, scope: Scope, node: Node, states: Sequence[Value]) -> None:
+        self.scope, self.node, self.states = scope, node, states
+        self.graph: Graph = scope.actual(node)["body"]
+        if self.graph.draws:
+            raise unsupported(node, "its body draws random numbers in each trip")
+        self.names = [mark(scope.emitter.reference(self.graph.key(v.name))) for v in self.graph.inputs]
+        self.kept: dict[int, Value] = {}
+
+    @property
+    def variant(self) -> list[int]:
+        """Positions of the states that trips change."""
+        return [i for i in range(len(self.states)) if i not in self.kept]
+
+    @property
+    def start(self) -> list[str]:
+        """The texts of the states that trips change, before the first trip."""
+        return [_array(self.scope, self.states[i]) for i in self.variant]
+
+    @property
+    def types(self) -> list[Value]:
+        """The types of the states, which hold in each trip."""
+        return [self.kept.get(i, Value("", None, v.shape, v.dtype)) for i, v in enumerate(self.states)]
+
+    def write(self, formals: Sequence[Value]) -> list[Value]:
+        """Write the function for inputs of given types; the body's outputs."""
+        self.block = Block(self.scope.emitter.reference(FUNCTION + "body"), "body", "")
+        self.inner = self.scope.inner(self.graph, statements=self.block.statements)
+        for value, formal in zip(self.graph.inputs, formals, strict=True):
+            self.inner.bind(value.name, formal)
+        return self.inner.run()
+
+    def take(self, *arguments: tuple[Sequence[str], str]) -> None:
+        """Set the function's arguments, each of which is one value, or a tuple that the function unpacks."""
+        self.block.formals = ", ".join(names[0] if len(names) == 1 else packed for names, packed in arguments)
+        unpacked = (f"{', '.join(names)} = {packed}" for names, packed in arguments if len(names) > 1)
+        self.block.opening = tuple(unpacked)
+
+    def define(
+        self, text: str, types: Sequence[Value], target: Callable[[Sequence[str], Sequence[str]], str], *blocks: Block,
+        wide: bool = False,
+    ) -> list[Value]:  # fmt: skip
+        """The node's values; ``target``: the left-hand side for the states that trips change, and for the rows."""
+
+        def names(outputs: Sequence[str]) -> str:
+            return target([outputs[i] for i in self.variant], outputs[len(self.states) :])
+
+        found = self.scope.define(self.node, text, types, [*blocks, self.block], target=names, wide=wide)
+        return [self.kept.get(i, v) for i, v in enumerate(found)]
+
+    def scan(self, new: Sequence[Value], rows: Sequence[Value], xs: str, count: Any, empty: str = "()") -> list[Value]:
+        """``lax.scan`` over ``xs``, of ``count`` elements if that is known; ``empty`` stands for no states."""
+        start = _packed(self.start, empty)
+        states, each = _arrays(self.inner, new), _arrays(self.inner, rows)
+        self.block.result = f"{_packed(states, empty)}, {_packed(each, 'None')}"
+        shapes = [None if v.shape is None or count is None else (count, *v.shape) for v in rows]
+        types = [*self.types, *(Value("", None, s, v.dtype) for s, v in zip(shapes, rows, strict=True))]
+        text = f"lax.scan({mark(self.block.reference)}, {start}, {xs})"
+        return self.define(text, types, lambda states, rows: f"{_packed(states, '_')}, {_packed(rows, '_')}")
+
+
+class _Loop(_Body):
+    """The body of a Loop.
+
+    Attributes:
+        trips: the greatest number of trips; None if the node leaves it out.
+        count: that number, an integer or an extent, where it is known.
+        condition: the condition of the first trip; None if the node leaves it out.
+        changing: positions of states whose type changes.
+    """
+
+    def __init__(self, scope: Scope, node: Node) -> None:
+        operands = [scope.values[n] if n else None for n in node.inputs]
+        self.trips, self.condition, *states = operands + [None] * (2 - len(operands))
+        super().__init__(scope, node, [v for v in states if v is not None])
+        self.count = self.trips.known.item(0) if self.trips and self.trips.known is not None else None
+        self.changing: set[int] = set()
+
+    def settled(self) -> tuple[Value, list[Value], list[Value]]:
+        """Write the body for types that hold in each trip; its condition, states and rows."""
+        step, go = ((1,) * len(v.shape or ()) for v in self.graph.inputs[:2])
+        fixed = [Value(self.names[0], None, step, np.dtype(np.int64)), constant(np.ones(go, bool))]
+        while True:
+            formals = [
+                self.kept.get(i, Value(name, None, None if i in self.changing else v.shape, v.dtype))
+                for i, (name, v) in enumerate(zip(self.names[2:], self.states, strict=True))
+            ]
+            test, *outputs = self.write([*fixed, *formals])
+            same = {i for i in self.variant if outputs[i].text and outputs[i].text == formals[i].text}
+            changed = {i for i in self.variant if not _same_type(outputs[i], self.states[i])} - self.changing
+            if not same and not changed:
+                return test, outputs[: len(self.states)], outputs[len(self.states) :]
+            self.kept |= {i: self.states[i] for i in same}
+            self.changing |= changed - same
+
+    def values(self) -> list[Value]:
+        """The node's values."""
+        test, new, rows = self.settled()
+        name = self.graph.inputs[1].name
+        reads = any(name in n.reads for n in self.graph.nodes if n.op_type != "Identity")
+        if self.condition is None and (self.trips is None or reads):
+            raise unsupported(self.node, "without a condition, its body reads one")
+        new = [new[i] for i in self.variant]
+        own = [self.names[2 + i] for i in self.variant]
+        limit = extent(self.count) if self.count is not None else None
+        if self.trips and self.trips.known is None and self.trips.host:
+            limit = f"int({_array(self.scope, self.trips)})"
+        if limit is None or not (self.condition is None or (_is_true(self.condition) and _is_true(test))):
+            if rows:
+                why = "the number of its trips is computed from inputs, and so the extent of its outputs"
+                raise unsupported(self.node, why)
+            if self.changing:
+                raise unsupported(self.node, "its state changes type, and its trips are counted as it runs")
+            return self.until(test, new, own, limit)
+        self.take((own, _STATE), (self.names[:1], ""))
+        if not self.changing:
+            return self.scan(new, rows, f"np.arange({limit})", self.count)
+        if rows:
+            raise unsupported(self.node, "its state changes shape in each trip, beside outputs of each trip")
+        return self.unrolled(new, limit)
+
+    def unrolled(self, new: Sequence[Value], limit: str) -> list[Value]:
+        """A loop in Python, whose state has another shape in each trip."""
+        self.block.result = _packed(_arrays(self.inner, new))
+        types = [Value("", None, None, v.dtype) for v in self.states]
+        text = f"functools.reduce({mark(self.block.reference)}, np.arange({limit}), {_packed(self.start)})"
+        return self.define(text, types, lambda states, _: ", ".join(states))
+
+    def until(self, test: Value, new: Sequence[Value], own: Sequence[str], limit: str | None) -> list[Value]:
+        """A loop whose trips are counted as it runs."""
+        step, more = self.names[:2]
+        self.take(([step, more, *own], _STATE))
+        self.block.result = ", ".join([f"{step} + 1", _scalar(self.inner, test), *_arrays(self.inner, new)])
+        goes_on = f"{more} & ({step} < {limit or _scalar(self.scope, self.trips)})" if self.trips else more
+        reference = self.scope.emitter.reference(FUNCTION + "keep_going")
+        check = Block(reference, "keep_going", self.block.formals, [], goes_on, self.block.opening)
+        first = _scalar(self.scope, self.condition) if self.condition else "np.True_"
+        begin = ", ".join(["np.int64(0)", first, *self.start])
+        text = f"lax.while_loop({mark(reference)}, {mark(self.block.reference)}, ({begin}))"
+        return self.define(text, self.types, lambda states, _: ", ".join(["_", "_", *states]), check, wide=True)
+
+
 def loop(scope: Scope, node: Node) -> Sequence[Value]:
     """A Loop: ``lax.scan`` over counted trips, ``lax.while_loop``, or a Python loop where the state changes type."""
-    graph: Graph = scope.actual(node)["body"]
-    _check_body(node, graph)
-    trips, go, *initial = (scope.values[n] if n else None for n in (*node.inputs, *[""] * (2 - len(node.inputs))))
-    states = [v for v in initial if v is not None]
-    names = [v.name for v in graph.inputs]
-    refs = [scope.emitter.reference(graph.key(n)) for n in names]
-    rank = len(graph.inputs[1].shape or ()) if graph.inputs[1].shape else 0
-    counter = Value(mark(refs[0]), None, (1,) * len(graph.inputs[0].shape or ()), np.dtype(np.int64))
-    true = constant(np.ones((1,) * rank, bool))
-    kept: dict[int, Value] = {}
-    unknown: set[int] = set()
-    while True:
-        formals = [(names[0], counter), (names[1], true)]
-        for i, (name, value) in enumerate(zip(names[2:], states, strict=True)):
-            typed = fresh(value, refs[2 + i])
-            typed = Value(typed.text, None, None if i in unknown else typed.shape, typed.dtype)
-            formals.append((name, kept.get(i, typed)))
-        inner, block, outputs = _body(scope, graph, "body", formals)
-        test, new, rows = outputs[0], outputs[1 : 1 + len(states)], outputs[1 + len(states) :]
-        same = {i for i, v in enumerate(new) if i not in kept and v.text and v.text == formals[2 + i][1].text}
-        changed = {i for i, v in enumerate(new) if i not in kept and i not in unknown and not _same_type(v, states[i])}
-        if not same and not changed:
-            break
-        kept |= {i: states[i] for i in same}
-        unknown |= changed - same
-    if go is None and (trips is None or any(names[1] in n.reads for n in graph.nodes if n.op_type != "Identity")):
-        raise unsupported(node, "without a condition, its body reads one")
-    counted = go is None or (test.known is not None and bool(test.known.all()))
-    variant = [i for i in range(len(states)) if i not in kept]
-    count = _trips(scope, trips) if trips is not None else None
-    types = [_merged(states[i], new[i]) if i not in kept else states[i] for i in range(len(states))]
-    own = [mark(refs[2 + i]) for i in variant]
-    start = _state([_array(scope, states[i]) for i in variant])
-    starts_true = go is None or (go.known is not None and bool(go.known.all()))
-    if not counted or count is None or not starts_true:
-        if rows:
-            raise unsupported(node, "the number of its trips is computed from inputs, and so the extent of its outputs")
-        if unknown:
-            raise unsupported(node, "its state changes type, and its trips are counted as it runs")
-        return _while(scope, node, inner, block, refs, own, variant, kept, states, test, new, count, trips, go, start)
-    row_types = [Value("", None, None if v.shape is None or trips is None else _rows(trips, v), v.dtype) for v in rows]
-    results = [new[i] for i in variant]
-    block.formals = f"{own[0] if len(own) == 1 else mark(_STATE)}, {mark(refs[0])}"
-    block.opening = () if len(own) == 1 else (f"{', '.join(own)} = {mark(_STATE)}",) if own else ()
-    if unknown:
-        return _unrolled(scope, node, inner, block, kept, states, results, rows, count, start, variant)
-    block.result = f"{_state([_array(inner, v) for v in results])}, {_rows_text(inner, rows)}"
-    return _defined(
-        scope, node, f"lax.scan({mark(block.reference)}, {start}, np.arange({count}))", block, kept, states, variant,
-        types, row_types,
-    )  # fmt: skip
-
-
-_STATE: Final = "state"
-
-
-def _rows(trips: Value, row: Value) -> tuple[Any, ...]:
-    assert trips.known is not None and row.shape is not None
-    return (trips.known.reshape(-1)[0] if trips.is_extents else int(trips.known.reshape(-1)[0]), *row.shape)
-
-
-def _trips(scope: Scope, trips: Value) -> str | None:
-    """The number of trips as text; None where it is computed from inputs."""
-    if trips.known is not None:
-        return extent(trips.known.reshape(-1)[0])
-    return f"int({_array(scope, trips)})" if trips.host else None
-
-
-def _defined(
-    scope: Scope, node: Node, text: str, block: Block, kept: Any, states: Any, variant: Any, types: Any, row_types: Any
-) -> list[Value]:
-    """The results of a scan, whose invariant states are those from outside."""
-    n = len(states)
-
-    def target(outputs: Sequence[str]) -> str:
-        last = [outputs[i] for i in variant]
-        rows = list(outputs[n:])
-        return f"{_state(last) if last else '_'}, {_state(rows) if rows else '_'}"
-
-    found = scope.define(node, text, [*types, *row_types], [block], target=target)
-    return [kept.get(i, v) for i, v in enumerate(found)]
-
-
-def _unrolled(
-    scope: Scope, node: Node, inner: Scope, block: Block, kept: Any, states: Any, results: Any, rows: Any, count: str,
-    start: str, variant: Any,
-) -> list[Value]:  # fmt: skip
-    """A loop in Python, whose state has another shape in each trip."""
-    if rows:
-        raise unsupported(node, "its state changes shape in each trip, beside outputs of each trip")
-    block.result = _state([_array(inner, v) for v in results])
-    types = [Value("", None, None, states[i].dtype) for i in range(len(states))]
-    text = f"functools.reduce({mark(block.reference)}, np.arange({count}), {start})"
-
-    def target(outputs: Sequence[str]) -> str:
-        return ", ".join(outputs[i] for i in variant)
-
-    found = scope.define(node, text, types, [block], target=target)
-    return [kept.get(i, v) for i, v in enumerate(found)]
-
-
-def _while(
-    scope: Scope, node: Node, inner: Scope, block: Block, refs: Any, own: Any, variant: Any, kept: Any, states: Any,
-    test: Value, new: Any, count: Any, trips: Any, go: Any, start: str,
-) -> list[Value]:  # fmt: skip
-    """A loop whose trips are counted as it runs."""
-    i, more = mark(refs[0]), mark(refs[1])
-    check = Block(scope.emitter.reference(FUNCTION + "keep_going"), "keep_going", mark(_STATE))
-    limit = "" if trips is None else f"{i} < {count or _scalar(scope, trips)}"
-    check.opening = (f"{', '.join([i, more, *own])} = {mark(_STATE)}",)
-    check.result = f"{more} & ({limit})" if limit else more
-    block.formals = mark(_STATE)
-    block.opening = check.opening
-    block.result = ", ".join([f"{i} + 1", _scalar(inner, test), *(_array(inner, new[k]) for k in variant)])
-    first = "np.True_" if go is None else _scalar(scope, go)
-    begin = ", ".join(["np.int64(0)", first, *([start[1:-1].rstrip(",")] if len(own) > 1 else [start] if own else [])])
-    text = f"lax.while_loop({mark(check.reference)}, {mark(block.reference)}, ({begin}))"
-
-    def target(outputs: Sequence[str]) -> str:
-        return ", ".join(["_", "_", *(outputs[k] for k in variant)])
-
-    types = [kept.get(k) or Value("", None, states[k].shape, states[k].dtype) for k in range(len(states))]
-    found = scope.define(node, text, types, [check, block], target=target, wide=True)
-    return [kept.get(k, v) for k, v in enumerate(found)]
+    return _Loop(scope, node).values()
 
 
 def scan(scope: Scope, node: Node) -> Sequence[Value]:
     """A Scan: ``lax.scan`` over the first axes."""
-    attributes = scope.actual(node)
-    graph: Graph = attributes["body"]
-    _check_body(node, graph)
     if node.opset < 9:
         raise unsupported(node, "Scan of opset 8 has a batch axis")
+    attributes = scope.actual(node)
     count = attributes["num_scan_inputs"]
     values = [scope.values[n] for n in node.inputs]
     states, xs = values[: len(values) - count], values[len(values) - count :]
-    names = [v.name for v in graph.inputs]
-    refs = [scope.emitter.reference(graph.key(n)) for n in names]
-    formals, scanned = [], []
-    for name, ref, value in zip(names, refs, states, strict=False):
-        formals.append((name, Value(mark(ref), None, value.shape, value.dtype)))
     axes = attributes.get("scan_input_axes") or (0,) * count
     back = attributes.get("scan_input_directions") or (0,) * count
-    for name, ref, value, axis, flip in zip(names[len(states) :], refs[len(states) :], xs, axes, back, strict=True):
-        shape = value.shape
-        if shape is not None:
-            shape = tuple(d for i, d in enumerate(shape) if i != axis % len(shape))
-        formals.append((name, Value(mark(ref), None, shape, value.dtype)))
-        text = _array(scope, value)
-        text = text if axis == 0 else f"jnp.moveaxis({text}, {axis}, 0)"
+    body = _Body(scope, node, states)
+    shapes, scanned = [v.shape for v in states], []
+    for value, axis, flip in zip(xs, axes, back, strict=True):
+        shape, text = value.shape, _array(scope, value)
+        shapes.append(shape if shape is None else tuple(d for i, d in enumerate(shape) if i != axis % len(shape)))
+        text = f"jnp.moveaxis({text}, {axis}, 0)" if axis else text
         scanned.append(f"jnp.flip({text}, 0)" if flip else text)
-    inner, block, outputs = _body(scope, graph, "body", formals)
+    formals = (Value(n, None, s, v.dtype) for n, s, v in zip(body.names, shapes, values, strict=True))
+    outputs = body.write([*formals])
     new, rows = outputs[: len(states)], outputs[len(states) :]
     if any(not _same_type(a, b) and None not in (a.shape, b.shape) for a, b in zip(states, new, strict=True)):
         raise unsupported(node, "its state changes type")
-    own, each = [mark(r) for r in refs[: len(states)]], [mark(r) for r in refs[len(states) :]]
-    one = own[0] if len(own) == 1 else mark(_STATE) if own else "_"
-    element = each[0] if len(each) == 1 else mark("element")
-    block.formals = f"{one}, {element}"
-    block.opening = tuple(
-        f"{', '.join(several)} = {mark(name)}"
-        for several, name in ((own, _STATE), (each, "element"))
-        if len(several) > 1
-    )
-    block.result = f"{_state([_array(inner, v) for v in new])}, {_rows_text(inner, rows)}"
-    start = _state([_array(scope, v) for v in states]) if states else "None"
-    if not states:
-        block.result = block.result.replace("()", "None", 1)
-    n = xs[0].shape[axes[0]] if xs and xs[0].shape is not None else None
-    types = [Value("", None, v.shape, v.dtype) for v in states]
-    row_types = [Value("", None, None if v.shape is None or n is None else (n, *v.shape), v.dtype) for v in rows]
-    text = f"lax.scan({mark(block.reference)}, {start}, {_state(scanned)})"
-    found = _defined(scope, node, text, block, {}, states, range(len(states)), types, row_types)
+    body.take((body.names[: len(states)], _STATE if states else "_"), (body.names[len(states) :], mark("element")))
+    length = xs[0].shape[axes[0]] if xs and xs[0].shape is not None else None
+    found = body.scan(new, rows, _packed(scanned), length, "None")
     out_axes = attributes.get("scan_output_axes") or (0,) * len(rows)
     out_back = attributes.get("scan_output_directions") or (0,) * len(rows)
     for k, (axis, flip) in enumerate(zip(out_axes, out_back, strict=True), len(states)):

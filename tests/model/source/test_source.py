@@ -139,6 +139,14 @@ CASES = {
         ("def body(s, step):", "lax.scan(body, x, np.arange(3))", "return t, "),
         weights={"w": normal(2)},
     ),
+    "trips that extents decide": Case(
+        """extents (float[k, m] x) => (float[n, k, m] rows) {
+        s = Shape(x) most = ReduceMax<keepdims = 0>(s) yes = Constant<value = bool {1}>()
+        y, rows = Loop(most, yes, x) <body = b (int64 i, bool go, float[k, m] s) =>
+        (bool on, float[k, m] t, float[k, m] row) { on = Identity(go) t = Sin(s) row = Cos(s) }> }""",
+        (normal(2, 3),),
+        ("lax.scan(body, x, np.arange(int(most)))",),
+    ),
     "a loop until": Case(
         """until (float x) => (float y) {
         n = Constant<value_int = 9>() big = Constant<value_float = 50.0>() go = Less(x, big)
