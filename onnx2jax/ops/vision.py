@@ -7,7 +7,7 @@ import importlib
 import io
 import itertools
 import math
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -118,6 +118,105 @@ def affine_grid(theta, size: Static, *, align_corners=0):
     return jnp.einsum("...k,nrk->n...r", position.astype(theta.dtype), theta, precision=lax.Precision.HIGHEST)
 
 
+class _RoiBins(NamedTuple):
+    """The bins of one of RoiAlign's regions, and the samples of each; pairs are (height, width).
+
+    Attributes:
+        corner: the corner of the region with the smaller coordinates, in cells [2].
+        size: its extents in cells [2].
+        count: the number of samples of a bin along each axis [2].
+        shape: the number of bins along each axis.
+        extents: of the feature map.
+        ratio: the attribute sampling_ratio.
+        most: samples of a bin to visit along each axis: at least those inside the map.
+    """
+
+    corner: Any
+    size: Any
+    count: Any
+    shape: tuple[int, int]
+    extents: tuple[int, int]
+    ratio: int
+    most: Any
+
+    def sample(self, k, i):
+        """Sample i of each bin along axis k: (coordinate, whether inside the map); outside it reads zero."""
+        size, info = self.size[k], jnp.finfo(self.size.dtype)
+        offset = size / self.shape[k] * (np.arange(self.shape[k], dtype=info.dtype) + (i + 0.5) / self.count[k])
+        # XLA recomputes this for cells and for weights; a multiply-add fused in only one of them differs at edges.
+        x = self.corner[k] + lax.reduce_precision(offset, info.nexp, info.nmant - 1)
+        return jnp.clip(x, 0, self.extents[k] - 1), (x >= -1) & (x <= self.extents[k])
+
+    def visited(self, k, i):
+        """Samples as above, i counted from the first that may be inside; a loop over all of a wide box may not end."""
+        count, i = self.count[k], i.astype(self.size.dtype)
+        if self.ratio <= 0:
+            step = self.size[k] / self.shape[k]
+            before = (-1 - self.corner[k] - step * np.arange(self.shape[k], dtype=i.dtype)) / step * count - 0.5
+            i = i + jnp.clip(jnp.floor(before) - 1, 0, jnp.maximum(count - 1, 0))
+        x, inside = self.sample(k, i)
+        return x, inside & (i < count)
+
+    def mean_weights(self, k):
+        """The weight of each cell along axis k in the mean of each bin [bins, extent]."""
+
+        def add(i, total):
+            x, counts = self.visited(k, i)
+            weights = hat(x[:, None] - jnp.arange(self.extents[k]).astype(x.dtype))
+            return total + jnp.where(counts[:, None], weights, 0)
+
+        total = lax.fori_loop(0, self.most, add, jnp.zeros((self.shape[k], self.extents[k]), self.size.dtype))
+        return total / jnp.maximum(self.count[k], 1)
+
+    def fold(self, cells, combine, initial):
+        """A loop over the samples of each bin, which combines (product, weight, cell) of what each one reads.
+
+        ``cells`` [channels, height * width] are those of the map.
+        """
+        height, width = self.extents
+
+        def visit(i, j, state):
+            (top, rows), (left, columns) = self.visited(0, i), self.visited(1, j)
+            counts = rows[:, None] & columns
+            for (row, high), (column, wide) in itertools.product(linear_taps(top), linear_taps(left)):
+                cell = jnp.minimum(row, height - 1)[:, None] * width + jnp.minimum(column, width - 1)
+                weight = jnp.where(counts, high[:, None] * wide, 0)
+                state = combine(state, (jnp.where(counts, cells[:, cell], 0) * weight, weight, cell), counts)
+            return state
+
+        loop = functools.partial(lax.fori_loop, 0, self.most)
+        return loop(lambda i, state: loop(functools.partial(visit, i), state), initial)
+
+
+def _mean_by_products(bins, image):
+    """The mean of each bin [channels, bins...] of an image [channels, height, width], which has to be finite."""
+    part = jnp.einsum("chw,qw->chq", image, bins.mean_weights(1), precision=lax.Precision.HIGHEST)
+    return jnp.einsum("ph,chq->cpq", bins.mean_weights(0), part, precision=lax.Precision.HIGHEST)
+
+
+def _mean_by_samples(bins, image):
+    """The mean of each bin [channels, bins...], which reads no cells but its own."""
+    number, zeros = jnp.maximum(bins.count.prod(), 1), jnp.zeros((len(image), *bins.shape), image.dtype)
+    cells = lax.stop_gradient(image).reshape(len(image), math.prod(bins.extents))
+    return bins.fold(cells, lambda total, new, counts: total + jnp.where(counts, new[0] / number, 0), zeros)
+
+
+def _greatest(bins, image):
+    """The greatest product of a cell and its weight: ONNX takes the maximum before adding neighbours."""
+
+    def choose(best, new, counts):
+        better = counts & ((new[0] > best[0]) | jnp.isnan(new[0]))
+        return [jnp.where(better, a, b) for a, b in zip(new, best, strict=True)]
+
+    cells, zeros = image.reshape(len(image), math.prod(bins.extents)), jnp.zeros((len(image), *bins.shape), image.dtype)
+    rows, columns = (bins.sample(k, 0)[1] & bins.sample(k, bins.count[k] - 1)[1] for k in (0, 1))
+    least = jnp.where(rows[:, None] & columns, -jnp.inf, zeros)  # samples outside are zeros
+    best, weight, cell = bins.fold(lax.stop_gradient(cells), choose, [least, zeros, zeros.astype(jnp.int32)])
+    best = jnp.where((bins.count > 0).all(), best, 0)
+    y = jnp.take_along_axis(cells, cell.reshape(len(image), math.prod(bins.shape)), axis=1).reshape(zeros.shape)
+    return jnp.where(jnp.isfinite(best) & jnp.isfinite(y), y * weight, best)
+
+
 @op("RoiAlign", since=16, half="float32", heavy=True)
 def roi_align(
     X, rois, batch_indices, *, coordinate_transformation_mode: RoiCoordinates = "half_pixel",
@@ -132,7 +231,7 @@ def roi_align(
     check_shape("rois", rois, "regions", 4)
     check_shape("batch_indices", batch_indices, rois.shape[0])
     half_pixel = coordinate_transformation_mode == "half_pixel"
-    X, info, bins, extents = jnp.asarray(X), jnp.finfo(X.dtype), (output_height, output_width), X.shape[2:]
+    X, bins = jnp.asarray(X), (output_height, output_width)
     rois = lax.stop_gradient(jnp.asarray(rois)) * spatial_scale - (0.5 if half_pixel else 0.0)
     corners, sizes = rois[:, 1::-1], (rois[:, 2:] - rois[:, :2])[:, ::-1]
     sizes = sizes if half_pixel else jnp.maximum(sizes, 1)
@@ -142,98 +241,27 @@ def roi_align(
         counts = jnp.maximum(jnp.ceil(sizes / np.array(bins, X.dtype)), 0)
         counts = jnp.where(jnp.isfinite(counts), counts, 0)
         # Two samples of a bin are at least half a cell apart, so no more than these are inside the map.
-        most = jnp.minimum(counts.max(initial=0), 2 * max(extents) + 5).astype(jnp.int32)
-    regions = corners, sizes, counts, jnp.asarray(batch_indices)
+        most = jnp.minimum(counts.max(initial=0), 2 * max(X.shape[2:]) + 5).astype(jnp.int32)
 
-    def samples(region, k, i):
-        """Sample i of each bin along axis k: (coordinate, whether inside the map); outside it reads zero."""
-        corner, size, count = (v[k] for v in region[:3])
-        offset = size / bins[k] * (np.arange(bins[k], dtype=X.dtype) + (i + 0.5) / count)
-        # XLA recomputes this for cells and for weights; a multiply-add fused in only one of them differs at edges.
-        x = corner + lax.reduce_precision(offset, info.nexp, info.nmant - 1)
-        return jnp.clip(x, 0, extents[k] - 1), (x >= -1) & (x <= extents[k])
+    def over_regions(pool, X):
+        def pooled(region):
+            *sides, index = region
+            return pool(_RoiBins(*sides, bins, X.shape[2:], sampling_ratio, most), jnp.take(X, index, axis=0))
 
-    def visited(region, k, i):
-        """Samples as above, i counted from the first that may be inside; a loop over all of a wide box may not end."""
-        corner, size, count = (v[k] for v in region[:3])
-        i = i.astype(X.dtype)
-        if sampling_ratio <= 0:
-            step = size / bins[k]
-            before = (-1 - corner - step * np.arange(bins[k], dtype=X.dtype)) / step * count - 0.5
-            i = i + jnp.clip(jnp.floor(before) - 1, 0, jnp.maximum(count - 1, 0))
-        x, inside = samples(region, k, i)
-        return x, inside & (i < count)
+        return lax.map(pooled, (corners, sizes, counts, jnp.asarray(batch_indices)), batch_size=16)
 
-    def mean_weights(region, k):
-        def add(i, total):
-            x, counts = visited(region, k, i)
-            weights = hat(x[:, None] - jnp.arange(extents[k]).astype(X.dtype))
-            return total + jnp.where(counts[:, None], weights, 0)
-
-        total = lax.fori_loop(0, most, add, jnp.zeros((bins[k], extents[k]), X.dtype))
-        return total / jnp.maximum(region[2][k], 1)
-
-    def by_products(region):
-        image = jnp.take(finite_or_zero, region[3], axis=0)
-        part = jnp.einsum("chw,qw->chq", image, mean_weights(region, 1), precision=lax.Precision.HIGHEST)
-        return jnp.einsum("ph,chq->cpq", mean_weights(region, 0), part, precision=lax.Precision.HIGHEST)
-
-    def by_samples(region, combine, initial):
-        """A loop over the samples of each bin, which combines products, weights, and cells of what each one reads."""
-        flat = lax.stop_gradient(jnp.take(X, region[3], axis=0)).reshape(channels, math.prod(extents))
-
-        def visit(i, j, state):
-            (top, rows), (left, columns) = visited(region, 0, i), visited(region, 1, j)
-            counts = rows[:, None] & columns
-            for (row, high), (column, wide_) in itertools.product(linear_taps(top), linear_taps(left)):
-                cell = jnp.minimum(row, extents[0] - 1)[:, None] * extents[1] + jnp.minimum(column, extents[1] - 1)
-                weight = jnp.where(counts, high[:, None] * wide_, 0)
-                state = combine(state, (jnp.where(counts, flat[:, cell], 0) * weight, weight, cell), counts)
-            return state
-
-        def visit_row(i, state):
-            return lax.fori_loop(0, most, functools.partial(visit, i), state)
-
-        return lax.fori_loop(0, most, visit_row, initial)
-
-    def mean(region):
-        number = jnp.maximum(region[2].prod(), 1)
-        return by_samples(region, lambda total, new, counts: total + jnp.where(counts, new[0] / number, 0), zeros)
-
-    def greatest(region):
-        """The greatest product of a cell and its weight: ONNX takes the maximum before adding neighbours."""
-
-        def choose(best, new, counts):
-            better = counts & ((new[0] > best[0]) | jnp.isnan(new[0]))
-            return [jnp.where(better, a, b) for a, b in zip(new, best, strict=True)]
-
-        rows, columns = (samples(region, k, 0)[1] & samples(region, k, region[2][k] - 1)[1] for k in (0, 1))
-        least = jnp.where(rows[:, None] & columns, -jnp.inf, zeros)  # samples outside are zeros
-        best, weight, cell = by_samples(region, choose, [least, zeros, zeros.astype(jnp.int32)])
-        best = jnp.where((region[2] > 0).all(), best, 0)
-        image = jnp.take(X, region[3], axis=0).reshape(channels, math.prod(extents))
-        y = jnp.take_along_axis(image, cell.reshape(channels, math.prod(bins)), axis=1).reshape(zeros.shape)
-        return jnp.where(jnp.isfinite(best) & jnp.isfinite(y), y * weight, best)
-
-    def over_regions(function):
-        return lax.map(function, regions, batch_size=16)
-
-    channels = X.shape[1]
-    zeros = jnp.zeros((channels, *bins), X.dtype)
     if mode == "max":
-        return over_regions(greatest)
+        return over_regions(_greatest, X)
     finite = jnp.isfinite(X)
-    finite_or_zero = jnp.where(finite, X, 0)
-    y = over_regions(by_products)
-    exact = lax.cond(finite.all(), lambda: jnp.zeros_like(y), lambda: over_regions(mean))
+    y = over_regions(_mean_by_products, jnp.where(finite, X, 0))
+    exact = lax.cond(finite.all(), lambda: jnp.zeros_like(y), lambda: over_regions(_mean_by_samples, X))
     return jnp.where(jnp.isfinite(exact), y, exact)
 
 
 @op("RoiAlign", since=10, half="float32")
 @taking(output_height=1, output_width=1, sampling_ratio=0, spatial_scale=1.0)
-def roi_align_10(X, rois, batch_indices, *, mode: Literal["avg", "max"] = "avg", **attributes):
-    fixed: dict[str, Any] = {"coordinate_transformation_mode": "output_half_pixel", "mode": mode}
-    return roi_align(X, rois, batch_indices, **fixed, **attributes)
+def roi_align_10(X, rois, batch_indices, *, mode: Literal["avg", "max"] = "avg", **options):
+    return roi_align(X, rois, batch_indices, coordinate_transformation_mode="output_half_pixel", mode=mode, **options)
 
 
 @op("MaxRoiPool", half="float32", heavy=True, unsharded=True)
