@@ -67,9 +67,16 @@ def sink_of(head_sink, smooth_softmax=0):
     return widen(head_sink).reshape(1, -1, 1, 1)
 
 
-def cache_extents(total, past_key, new):
-    """(number of keys, extent of the KV cache while appending, extent of the present cache)."""
+def cache_extents(total, past_key, new, window=None):
+    """(number of keys, extent of the KV cache while appending, extent of the present cache).
+
+    ``window``: the last tokens that a sliding cache holds at least; None for a cache that keeps all.
+    """
     past = 0 if past_key is None else past_key.shape[2]
+    if window is not None and not 0 < window <= past:
+        raise ValueError(f"a sliding cache needs 0 < local_window_size ({window}) <= the extent of past_key ({past})")
+    if window is not None:
+        return past + new, 2 * past + new, past
     if is_traced(total) and past_key is None:
         raise KnownValueError(
             "total_sequence_length is traced, so past_key must be a buffer of the cache's full length"
@@ -83,17 +90,11 @@ def cache_extents(total, past_key, new):
     return total, length, length
 
 
-def sliding_cache_extents(past_key, new, size):
-    """``cache_extents`` of a sliding-window cache, which holds at least the last ``size`` tokens."""
-    length = 0 if past_key is None else past_key.shape[2]
-    if not 0 < size <= length:
-        raise ValueError(f"a sliding cache needs 0 < local_window_size ({size}) <= the extent of past_key ({length})")
-    return length + new, 2 * length + new, length
-
-
-def resident_tokens(ends, length, size):
-    """The number of a sequence's last tokens in a sliding cache, which drops ``length - size + 1`` tokens at a time."""
-    slack = length - size + 1
+def resident_tokens(ends, length, window):
+    """The number of a sequence's last tokens in its cache: a sliding one drops ``slack`` tokens at a time."""
+    if window is None:
+        return ends
+    slack = length - window + 1
     return ends + jnp.minimum(length - ends, 0) // slack * slack
 
 
@@ -156,6 +157,42 @@ _CACHE = (
 Quantization = Literal["NONE", "PER_TENSOR", "PER_CHANNEL"]
 
 
+def check_modes(causal, past_key, query_seqlens, local_window_size, sliding_window_cache, qk_output, n_outputs):
+    """Raise for attributes of GroupQueryAttention that exclude one another, an operand or an output."""
+    if (not causal or past_key is None) and query_seqlens is not None:
+        raise ValueError(f"query_seqlens needs causal=1 (it is {causal}), past_key and past_value")
+    if not causal and local_window_size != -1:
+        raise ValueError(f"causal=0 takes no local_window_size (it is {local_window_size}): it must be -1")
+    if sliding_window_cache and n_outputs > 3:
+        raise NotImplementedError(f"output_qk: {_CACHE}")
+    if n_outputs > 3 and qk_output not in (1, 2):
+        raise ValueError(f"the output output_qk requires qk_output 1 (before softmax) or 2 (after), not {qk_output}")
+
+
+def rotary_positions(starts, new, position_ids, total, padded):
+    """The positions of new tokens [batch, new]; for a first prompt only its first position is read."""
+    at = starts[:, None] + jnp.arange(new, dtype=np.int32)
+    if position_ids is None:
+        return at
+    position = position_ids.astype(np.int32)
+    return position if padded else jnp.where(total == new, position.reshape(-1)[0] + at, position)
+
+
+def bias_of_rows(bias, starts, first, keys):
+    """The columns of a bias, which are positions, for the rows of a sliding cache: that of ``starts`` is ``first``."""
+    if bias is None:
+        return None
+    columns = (starts - first)[:, None] + jnp.arange(keys, dtype=np.int32)
+    return jnp.take_along_axis(bias, columns[:, None, None], axis=3, mode="clip")
+
+
+def attend_rows(q, k, v, first, last, causal, local_window_size, **options):
+    """``attend`` of queries that are the rows ``first`` to ``last`` [batch, 1, 1, 1] of the KV cache, in a window."""
+    masks = window(q.shape[2], k.shape[2], first, max(local_window_size - 1, -1), 0 if causal else -1)
+    masks += [] if causal else [lax.iota(np.int32, k.shape[2]) < last]
+    return attend(q, k, v, ends=last, masks=masks, **options)
+
+
 @op("GroupQueryAttention", domain=MICROSOFT, product=True, limits=_CACHE)
 @operands(total_sequence_length="|1")
 def group_query_attention(
@@ -174,34 +211,21 @@ def group_query_attention(
     of the past if it is larger; a sliding cache starts with the oldest token it retains.
     """
     q, k, v = split_heads(jnp.asarray(query), key, value, num_heads, kv_num_heads)
-    (new, size), bits, total = q.shape[2:], kv_cache_bit_width, total_sequence_length
-    total = total.reshape(()) if is_traced(total) else dims(total)[0]
+    (new, size), new_shape, past_shape = q.shape[2:], "batch heads new size", "batch heads past stored"
+    total = total_sequence_length.reshape(()) if is_traced(total_sequence_length) else dims(total_sequence_length)[0]
     check_paired(past_key=past_key, past_value=past_value)
-    if (not causal or past_key is None) and query_seqlens is not None:
-        raise ValueError(f"query_seqlens needs causal=1 (it is {causal}), past_key and past_value")
-    if not causal and local_window_size != -1:
-        raise ValueError(f"causal=0 takes no local_window_size (it is {local_window_size}): it must be -1")
-    if sliding_window_cache and n_outputs > 3:
-        raise NotImplementedError(f"output_qk: {_CACHE}")
-    if n_outputs > 3 and qk_output not in (1, 2):
-        raise ValueError(f"the output output_qk requires qk_output 1 (before softmax) or 2 (after), not {qk_output}")
+    check_modes(causal, past_key, query_seqlens, local_window_size, sliding_window_cache, qk_output, n_outputs)
     qparams = ("k_scale", k_scale, k_quant_type), ("v_scale", v_scale, v_quant_type)
-    scales = [cache_scale(*qparam, bits, kv_num_heads, size) for qparam in qparams]
-    if sliding_window_cache:
-        keys, rows, length = sliding_cache_extents(past_key, new, local_window_size)
-    else:
-        keys, rows, length = cache_extents(total, past_key, new)
-    new_shape, past_shape = "batch heads new size", "batch heads past stored"
-    extents = {"stored": size * bits // 8 if bits else size}
-    if not sliding_window_cache or not is_traced(total):
-        extents["total"] = keys if is_traced(total) else total
+    scales = [cache_scale(*qparam, kv_cache_bit_width, kv_num_heads, size) for qparam in qparams]
+    sliding = local_window_size if sliding_window_cache else None
+    keys, rows, length = cache_extents(total, past_key, new, sliding)
+    bits, tokens = kv_cache_bit_width, total if sliding_window_cache else keys
+    extents = {"stored": size * bits // 8 if bits else size} | ({} if is_traced(tokens) else {"total": tokens})
     check_shapes(
-        extents,
-        query=(q, "batch q_heads new size"), key=(k, new_shape), value=(v, new_shape),
-        past_key=(past_key, past_shape), past_value=(past_value, past_shape),
-        seqlens_k=(seqlens_k.reshape(-1), "batch"),
-        position_ids=(position_ids, "batch new"), head_sink=(head_sink, "q_heads"),
-        attention_bias=(attention_bias, "batch? q_heads? new total"), query_seqlens=(query_seqlens, "batch"),
+        extents, query=(q, "batch q_heads new size"), key=(k, new_shape), value=(v, new_shape),
+        past_key=(past_key, past_shape), past_value=(past_value, past_shape), head_sink=(head_sink, "q_heads"),
+        seqlens_k=(seqlens_k.reshape(-1), "batch"), query_seqlens=(query_seqlens, "batch"),
+        position_ids=(position_ids, "batch new"), attention_bias=(attention_bias, "batch? q_heads? new total"),
         q_norm_weight=(q_norm_weight, "size"), k_norm_weight=(k_norm_weight, "size"),
     )  # fmt: skip
     epsilons = (qk_norm_epsilon if e is None else e for e in (q_norm_epsilon, k_norm_epsilon))
@@ -209,30 +233,23 @@ def group_query_attention(
     ends = jnp.asarray(seqlens_k).reshape(-1).astype(np.int32) + 1
     starts = jnp.maximum(ends - new, 0) if query_seqlens is None else ends - query_seqlens.astype(np.int32)
     if do_rotary:
-        at = starts[:, None] + jnp.arange(new, dtype=np.int32)
-        if position_ids is not None:  # for a first prompt only its first position is read
-            position = position_ids.astype(np.int32)
-            at = jnp.where(total == new, position.reshape(-1)[0] + at, position) if query_seqlens is None else position
+        at = rotary_positions(starts, new, position_ids, total, query_seqlens is not None)
         q, k = rotated(q, k, cos_cache, sin_cache, at, rotary_interleaved, least=1 if is_traced(total) else total)
-    first = resident_tokens(starts, length, local_window_size) if sliding_window_cache else starts
+    first = resident_tokens(starts, length, sliding)
     last = first + ends - starts
     stored = [quantized(x, scale, bits) for x, scale in zip((k, v), scales, strict=True)]
     caches = [appended(past, x, first, rows) for past, x in zip((past_key, past_value), stored, strict=True)]
     k, v = (dequantized(c[:, :, :keys], scale, bits, q.dtype) for c, scale in zip(caches, scales, strict=True))
     if sliding_window_cache:
-        if attention_bias is not None:  # its columns are positions
-            columns = (starts - first)[:, None] + jnp.arange(keys, dtype=np.int32)
-            attention_bias = jnp.take_along_axis(attention_bias, columns[:, None, None], axis=3, mode="clip")
-        dropped = last - resident_tokens(ends, length, local_window_size)
+        attention_bias = bias_of_rows(attention_bias, starts, first, keys)
+        dropped = last - resident_tokens(ends, length, sliding)
         caches = [per_sequence(lax.dynamic_slice_in_dim, length)(c, dropped) for c in caches]
     fits = (starts >= 0) & (ends - starts <= new) & (last <= keys) & (first + new <= rows)
     first, last, fits = (x.reshape(-1, 1, 1, 1) for x in (first, last, fits))
-    masks = window(new, keys, first, max(local_window_size - 1, -1), 0 if causal else -1)
-    masks += [] if causal else [lax.iota(np.int32, keys) < last]
-    options = {"scale": scale or None, "softcap": softcap, "sink": sink_of(head_sink, smooth_softmax)}
-    y, (*_, scores, weights) = attend(
-        q, k, v, ends=last, keep_scores=n_outputs > 3, biases=[attention_bias], masks=masks, **options
-    )
+    y, (*_, scores, weights) = attend_rows(
+        q, k, v, first, last, causal, local_window_size, keep_scores=n_outputs > 3, biases=[attention_bias],
+        scale=scale or None, softcap=softcap, sink=sink_of(head_sink, smooth_softmax),
+    )  # fmt: skip
     y = merged(jnp.where(fits, y, np.nan))  # a sequence longer than its cache
     if n_outputs <= 3:
         return y, *caches

@@ -277,6 +277,39 @@ def _scan_batch(states, tokens, chunk):
     return states, tuple(jnp.swapaxes(y, 0, 1).reshape(-1, *y.shape[2:]) for y in outs)
 
 
+def _check_heads(q, k, v, decay, beta, bounded):
+    """The extents of heads; raises ValueError unless operands have one layout, with boundaries the ragged one."""
+    lead, layout = v.ndim - 2, {3: "total", 4: "batch length"}.get(v.ndim)
+    if layout is None or (bounded and lead == 2):
+        required = "[total, heads, size]" + " or [batch, length, heads, size]" * (not bounded)
+        raise ValueError(f"value must have the shape {required} (it has {v.shape})")
+    heads, (shared, size) = v.shape[-2], k.shape[-2:]
+    if shared < 1 or heads % shared:
+        raise ValueError(f"the number of value heads ({heads}) must be a multiple of {shared} query and key heads")
+    extents = {"value_heads": heads, "K": size, "heads": shared}
+    check_shapes(
+        extents, value=(v, f"{layout} value_heads V"), query=(q, f"{layout} heads K"), key=(k, f"{layout} heads K"),
+        beta=(beta, f"{layout} value_heads"),
+        decay=(decay, f"{layout} value_heads" + " K" * (decay is not None and decay.ndim > lead + 1)),
+    )  # fmt: skip
+    return extents
+
+
+def _equal_boundaries(total, batch):
+    """The boundaries of ``batch`` sequences of equal length."""
+    if not batch or total % batch:
+        raise ValueError(
+            f"{total} tokens do not form {batch} sequences of equal length: give cu_seqlens, or an initial_state "
+            "that determines the batch size"
+        )
+    return np.arange(batch + 1, dtype=np.int32) * (total // batch)
+
+
+def _by_group(x, groups):
+    """[tokens, heads, ...] -> [tokens, groups, heads per group, ...]."""
+    return None if x is None else x.reshape(x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])
+
+
 @op(
     "GatedDeltaNet", domain=MICROSOFT, heavy=True,
     limits=f"{BOUNDS}; entries of state_update that are not captured are 0",
@@ -295,60 +328,34 @@ def gated_delta_net(
     check_paired(key=key, value=value)
     query = jnp.asarray(query)
     q, k, v = _split_qkv(query, initial_state) if key is None else (query, key, value)
+    extents = _check_heads(q, k, v, decay, beta, cu_seqlens is not None)
     lead, work = v.shape[:-2], accumulator(query.dtype)
-    names = {1: "total", 2: "batch length"}.get(len(lead))
-    if names is None or (cu_seqlens is not None and len(lead) == 2):
-        required = "[total, heads, size]" + " or [batch, length, heads, size]" * (cu_seqlens is None)
-        raise ValueError(f"value must have the shape {required} (it has {v.shape})")
-    heads, size, shared = v.shape[-2], k.shape[-1], k.shape[-2]
-    if shared < 1 or heads % shared:
-        raise ValueError(f"the number of value heads ({heads}) must be a multiple of {shared} query and key heads")
-    per_head = {"value_heads": heads, "K": size, "heads": shared}
-    check_shapes(
-        per_head, value=(v, f"{names} value_heads V"), query=(q, f"{names} heads K"), key=(k, f"{names} heads K"),
-        beta=(beta, f"{names} value_heads"),
-        decay=(decay, f"{names} value_heads" + " K" * (decay is not None and decay.ndim > len(lead) + 1)),
-    )  # fmt: skip
     flat = lambda x: jnp.asarray(x, work).reshape(-1, *x.shape[len(lead) :])  # noqa: E731
     q, k, v, decay, beta = flat(q), flat(k), flat(v), *(None if x is None else flat(x) for x in (decay, beta))
-    total = v.shape[0]
-    if cu_seqlens is None:
+    (total, heads, v_size), (_, shared, size), equal_lengths = v.shape, k.shape, cu_seqlens is None
+    if equal_lengths:
         batch = lead[0] if len(lead) == 2 else None if initial_state is None else initial_state.shape[0]
-        if not batch or total % batch:
-            raise ValueError(
-                f"{total} tokens do not form {batch} sequences of equal length: give cu_seqlens, or an initial_state "
-                "that determines the batch size"
-            )
-        cu_seqlens, equal_lengths = np.arange(batch + 1, dtype=np.int32) * (total // batch), True
-    else:
-        equal_lengths = False
+        cu_seqlens = _equal_boundaries(total, batch)
     ragged = Ragged("cu_seqlens", cu_seqlens, total)
-    per_head |= {"batch": ragged.batch, "V": v.shape[2]}
-    check_shapes(per_head, initial_state=(initial_state, "batch value_heads V K"))
+    extents |= {"batch": ragged.batch, "V": v_size}
+    check_shapes(extents, initial_state=(initial_state, "batch value_heads V K"))
     if initial_state is None:
-        initial_state = jnp.zeros((ragged.batch, heads, v.shape[2], size), work)
+        initial_state = jnp.zeros((ragged.batch, heads, v_size, size), work)
     check_capture(state_update_capacity, capture_count, ragged.batch)
     g = _log_decay(gate_activation, gate_lower_bound, decay, a_log, dt_bias, heads)
     b = jax.nn.sigmoid(beta) if beta is not None and beta_activation == "sigmoid" else beta
     if qk_l2_norm:
         q, k = (x * lax.rsqrt((x * x).sum(-1, keepdims=True) + 1e-12) for x in (q, k))
-
-    def grouped(x):
-        """[tokens, heads, ...] -> [tokens, key heads, heads per key head, ...]."""
-        return None if x is None else x.reshape(x.shape[0], shared, heads // shared, *x.shape[2:])
-
     decays = None if g is None else jnp.exp(g)
-    tokens = q, k, grouped(v), grouped(decays), grouped(b)
-    states = grouped(jnp.asarray(initial_state).astype(work))
+    tokens = q, k, *(_by_group(x, shared) for x in (v, decays, b))
+    states = _by_group(jnp.asarray(initial_state).astype(work), shared)
     if equal_lengths:
         states, (y, deltas) = _scan_batch(states, tokens, chunk_size)
     else:
         states, (y, deltas) = _scan_ragged(states, tokens, ragged.sequence)
     y = y * (scale or 1 / math.sqrt(size))
-    outs = [
-        y.reshape(*lead, heads, v.shape[2]).astype(query.dtype),
-        states.reshape(initial_state.shape).astype(initial_state.dtype),
-    ]
+    outs = [y.reshape(*lead, heads, v_size).astype(query.dtype)]
+    outs.append(states.reshape(initial_state.shape).astype(initial_state.dtype))
     if n_outputs > 2:
         decays = jnp.ones((total, heads, 1), work) if decays is None else decays
         parts = decays, k, deltas
