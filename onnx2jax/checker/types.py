@@ -123,19 +123,24 @@ class _Checker:
                     self.note("ND-09", "error", place.node(i), text)
         if title == "SequenceInsert" and len(types) > 1 and all(types[:2]) and types[0] != f"seq({types[1]})":
             self.note("ND-09", "error", place.node(i), f"{types[1]} is inserted into {types[0]}")
-        count = max((n for n, name in enumerate(node.output, 1) if name), default=0)
-        if count and formal(schema.outputs, count - 1) is None:
-            text = f"{node.op_type} gives {len(schema.outputs)} outputs, not {count}"
-            self.note("ND-08", "error", place.node(i), text)
-        if not domain and node.op_type == "If":
-            for name, kinds in zip(node.output, zip(*inner, strict=False), strict=False):
-                if None not in kinds and len(set(kinds)) > 1:
-                    text = f"its branches return {' and '.join(map(str, kinds))} for {name!r}"
-                    self.note("SC-12", "error", place.node(i), text)
+        self.outputs(place, i, schema.outputs, inner)
         if not domain and node.op_type in _RESULTS:
             return _RESULTS[node.op_type](types, inner, len(node.output))
         attribute = _attribute_type(node)
         return [_result(formal(schema.outputs, n), schema.allowed, bound, attribute) for n in range(len(node.output))]
+
+    def outputs(self, place: GraphPlace, i: int, formals: tuple[str, ...], inner: Sequence[Sequence[Type]]) -> None:
+        """Note more outputs than an operator has, and types of them in which the branches of an If differ."""
+        node = place.graph.node[i]
+        count = max((n for n, name in enumerate(node.output, 1) if name), default=0)
+        if count and formal(formals, count - 1) is None:
+            text = f"{node.op_type} gives {len(formals)} outputs, not {count}"
+            self.note("ND-08", "error", place.node(i), text)
+        if not normal_domain(node.domain) and node.op_type == "If":
+            for name, kinds in zip(node.output, zip(*inner, strict=False), strict=False):
+                if None not in kinds and len(set(kinds)) > 1:
+                    text = f"its branches return {' and '.join(map(str, kinds))} for {name!r}"
+                    self.note("SC-12", "error", place.node(i), text)
 
     def call(self, key: tuple[str, str, str], types: list[Type]) -> list[Type]:
         """The types of a function's outputs, given those of its operands."""

@@ -185,26 +185,13 @@ class Scope:
             if all(isinstance(d, int) for d in shape):
                 attributes["axes"] = tuple(i for i, d in enumerate(shape) if d == 1)
         plain = replace(node, attributes=attributes)
-        tried = plain
-        if (node.domain, node.op_type) == ("", "Pad") and "mode" in attributes:  # of one shape in all modes
-            tried = replace(node, attributes={**attributes, "mode": "constant"})
-        given = {n: self.abstract.get(n, UNKNOWN) for n in node.reads}
         drawn = isinstance(node.target, Operator) and "rng" in node.target.fixtures
-        results = symbolic_results(tried, given, context, is_exact)
-        if any(r is UNKNOWN for r in results) and is_elementwise(node):
-            results = broadcast(tried, given, context) or results
-        if any(r is UNKNOWN for r in results) and (node.domain, node.op_type) == ("", "Squeeze"):
-            results = squeezed(NodeCall(plain, attributes, operands, (), self.emitter.constant)) or results
-        samples: list[Any] = []
-        if any(r is UNKNOWN for r in results):
-            samples = sampled(tried, self.samples, context) or self._declared(node)
-            results += [UNKNOWN] * (len(samples) - len(results))
+        results, samples = self._results(NodeCall(plain, attributes, operands, (), self.emitter.constant), context)
         several = len(results) > 1 or (not samples and any(r is UNKNOWN for r in results) and node.op_type in SEVERAL)
         host = (not drawn and all(v is None or v.host for v in operands)) or node.op_type in ("Shape", "Size")
         types = tuple(typed(r, host, s) for r, s in zip_longest(results, samples))
         if host and any(v.known is None and v.dtype is not None and not is_host(v) for v in types):
             host, types = False, tuple(replace(v, host=False) for v in types)
-        names = [n for n in node.outputs if n]
         if all(v.known is not None for v, n in zip(types, node.outputs, strict=False) if n) and not drawn:
             return [replace(v, stored=self.graph.key(n)) for v, n in zip(types, node.outputs, strict=False)]
         call = NodeCall(plain, attributes, operands, types, self.emitter.constant)
@@ -214,18 +201,32 @@ class Scope:
         text = form(call) if form is not None else None
         if text is None:
             check_callable(node)
-            if (
-                "dropped" in node.operator.fixtures
-                and not host
-                and (reader := reader_beside_scatters(self.graph, node))
-            ):
+            drops = "dropped" in node.operator.fixtures and not host
+            if drops and (reader := reader_beside_scatters(self.graph, node)):
                 raise unsupported(node, f"its extent depends on values, and {reader} reads its result")
             text = called(call, self.emitter, partial(self.key, node))
             found = self.define(node, text, types, several=several, wide=node.op_type not in NARROW)
             return found if same is None else [same, *found[1:]]  # of a Dropout whose mask is an output
+        names = [n for n in node.outputs if n]
         if len(names) == 1 and text == call.value(0).text and types[0].dtype == call.value(0).dtype:
             return [call.value(0)]
         return self.define(node, text, types, several=several)
+
+    def _results(self, call: NodeCall, context: Context) -> tuple[list[Any], list[Any]]:
+        """(abstract results of a node, results for sample extents where one of them is unknown)."""
+        node = tried = call.node
+        if (node.domain, node.op_type) == ("", "Pad") and "mode" in node.attributes:  # of one shape in all modes
+            tried = replace(node, attributes={**node.attributes, "mode": "constant"})
+        given = {n: self.abstract.get(n, UNKNOWN) for n in node.reads}
+        results = symbolic_results(tried, given, context, is_exact)
+        if any(r is UNKNOWN for r in results) and is_elementwise(node):
+            results = broadcast(tried, given, context) or results
+        if any(r is UNKNOWN for r in results) and (node.domain, node.op_type) == ("", "Squeeze"):
+            results = squeezed(call) or results
+        if all(r is not UNKNOWN for r in results):
+            return results, []
+        samples = sampled(tried, self.samples, context) or self._declared(node)
+        return results + [UNKNOWN] * (len(samples) - len(results)), samples
 
     def _declared(self, node: Node) -> list[Any]:
         """The types that the file declares for a node's results, of sample extents."""

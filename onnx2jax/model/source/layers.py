@@ -99,8 +99,47 @@ def _node(i: int, statement: Statement) -> Node:
 
 
 def _loop(run: Layers, nodes: Mapping[Node, Statement], tables: dict[str, tuple[str, ...]]) -> Loop | None:
+    """The loop of a run of layers; None if a constant in a file differs between them."""
     template = [nodes[n] for n in run.template]
-    defined = {o for s in template for o in s.outputs if o}
+    names, columns = _columns(run, tables)
+    if any("(" in t and "\x02" + CONSTANT in t for t in names.values()):
+        return None
+    before, after = ([c[i] for c in run.carries] for i in (1, 2))
+    own = {*(o for s in template for o in s.outputs), *names, *columns, *before}
+    outside = dict.fromkeys(r for s in template for r in references(s.text) if r not in own)
+    shared = [r for r in outside if not r.startswith((PARAM, CONSTANT, EXTENT, FUNCTION))]
+    last = [*map(mark, [*shared, *(r for r in outside if r.startswith(EXTENT))])]
+    first = ["params"] if names or any(r.startswith(PARAM) for r in outside) else []
+    first += [mark(INDEX)] if names else []
+
+    def text(statement: Statement) -> str:
+        return MARK.sub(lambda m: names.get(m.group(1), m.group(0)), statement.text)
+
+    formals = ", ".join([*first, *map(mark, [*before, *columns]), *last])
+    body = [Statement(s.outputs, text(s), (), s.heavy, s.node, s.several, s.target, s.wide, s.hint) for s in template]
+    block = Block(FUNCTION + f"layer {run.nodes[0].name}", _hint(template, names), formals, body)
+    block.result = ", ".join(map(mark, [*after, *run.rows]))
+    block.docstring = f"One of {run.count} layers."
+    carries = tuple(last or f"{n}\x04last" for n, last in zip(after, run.last, strict=True))
+    lists = {c: f"{c}\x04list" for c in columns}
+    items = [f"{mark(name)}[{mark(INDEX)}]" for name in lists.values()]
+    return Loop(
+        (*carries, *(n for row in run.rows.values() for n in row if n)),
+        "",
+        heavy=True,
+        node=template[0].node,
+        count=run.count,
+        layer=block,
+        starts=tuple(start for start, _, _ in run.carries),
+        carries=carries,
+        arguments=(*first, *map(mark, carries), *items, *last),
+        columns={lists[c]: v for c, v in columns.items()},
+        rows=dict(run.rows),
+    )
+
+
+def _columns(run: Layers, tables: dict[str, tuple[str, ...]]) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
+    """What differs between layers: (texts of parameters and stored constants, lists of values), by reference."""
     names: dict[str, str] = {}
     columns: dict[str, tuple[str, ...]] = {}
     for name, values in run.columns.items():
@@ -110,50 +149,7 @@ def _loop(run: Layers, nodes: Mapping[Node, Statement], tables: dict[str, tuple[
             names[name] = f"({', '.join(map(mark, values))})[{mark(INDEX)}]"
         else:
             columns[name] = values
-    before = [b for _, b, _ in run.carries]
-    shared, extents, uses_params = dict[str, None](), dict[str, None](), bool(names)
-    for statement in template:
-        for reference in references(statement.text):
-            if reference in defined or reference in names or reference in columns or reference in before:
-                continue
-            if reference.startswith(PARAM):
-                uses_params = True
-            elif reference.startswith(EXTENT):
-                extents[reference] = None
-            elif not reference.startswith((CONSTANT, FUNCTION)):
-                shared[reference] = None
-    if any("(" in t and "\x02" + CONSTANT in t for t in names.values()):
-        return None
-
-    def text(statement: Statement) -> str:
-        return MARK.sub(lambda m: names.get(m.group(1), m.group(0)), statement.text)
-
-    after = [a for _, _, a in run.carries]
-    formals = [*(["params"] if uses_params else []), *([mark(INDEX)] if names else [])]
-    formals += map(mark, [*before, *columns, *shared, *extents])
-    body = [Statement(s.outputs, text(s), (), s.heavy, s.node, s.several, s.target, s.wide, s.hint) for s in template]
-    block = Block(FUNCTION + f"layer {run.nodes[0].name}", _hint(template, names), ", ".join(formals), body)
-    block.result = ", ".join(map(mark, [*after, *run.rows]))
-    block.docstring = f"One of {run.count} layers."
-    carries = tuple(last or f"{n}\x04last" for n, last in zip(after, run.last, strict=True))
-    lists = {c: f"{c}\x04list" for c in columns}
-    arguments = [*(mark(c) for c in carries), *(f"{mark(lists[c])}[{mark(INDEX)}]" for c in columns)]
-    arguments += map(mark, [*shared, *extents])
-    arguments = [*(["params"] if uses_params else []), *([mark(INDEX)] if names else []), *arguments]
-    outputs = (*carries, *(n for row in run.rows.values() for n in row if n))
-    return Loop(
-        outputs,
-        "",
-        heavy=True,
-        node=template[0].node,
-        count=run.count,
-        layer=block,
-        starts=tuple(start for start, _, _ in run.carries),
-        carries=carries,
-        arguments=tuple(arguments),
-        columns={lists[c]: v for c, v in columns.items()},
-        rows=dict(run.rows),
-    )
+    return names, columns
 
 
 _NUMBERS: Final = re.compile(r"\d+")
