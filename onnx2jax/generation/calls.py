@@ -91,6 +91,8 @@ class Calls(VerifiedSteps):
         context: int | None = None, embed: Any = None, tokenizer: Any = None,
     ) -> None:  # fmt: skip
         super().__init__(model, first, embed)
+        self._origin = model.origin  # of the whole file; that of a branch would be None
+        self._is_merged = first is None and self.first is not self.model
         limits = [n for n in (context, _rotary_table_length(model.graph)) if n is not None]
         self.context: int | None = min(whole_number("context", n) for n in limits) if limits else None
         self.stop: tuple[tuple[int, ...], ...] = tuple(map(tuple, stop))

@@ -11,8 +11,9 @@ from typing import Any, overload
 import numpy as np
 
 from .. import compat
-from ..errors import CacheError, InputTypeError, InputValueError, UnsupportedError
+from ..errors import CacheError, InputTypeError, InputValueError, ModelError, UnsupportedError
 from ..ir.analysis import parameters
+from ..proto.origin import Origin
 from .beam import Beams, search
 from .calls import Calls, DecoderCall
 from .loop import Programs
@@ -45,6 +46,32 @@ class Decoder(Calls):
     def compilations(self) -> int:
         """Number of programs compiled so far: one per padded prompt size, one per loop."""
         return self._programs.compilations
+
+    @property
+    def origin(self) -> Origin:
+        """The file, for ``onnx2jax.save``.
+
+        Raises:
+            ModelError: there are several files, or the graph is not that of a file.
+        """
+        parts = {"model": self.model}
+        if self.first is not self.model and not self._is_merged:
+            parts["first"] = self.first
+        if self.embedding is not None and self.embedding.lookup is not None:
+            parts["embedding.lookup"] = self.embedding.lookup
+        if len(parts) > 1:
+            calls = ", ".join(f"onnx2jax.save(decoder.{part}, '{part.rpartition('.')[2]}.onnx')" for part in parts)
+            raise ModelError(f"the decoder consists of {len(parts)} files, which are saved one by one: {calls}")
+        if self._origin is None:
+            raise ModelError(
+                "save writes the graph of a file, and the decoder's Model was given another graph. Its weights alone: "
+                "onnx2jax.training.save_checkpoint(path, decoder.params)"
+            )
+        return self._origin
+
+    def changed(self) -> dict[str, Any]:
+        """Parameters that differ from the file, by name, in its element types."""
+        return {**self.first.changed(), **self.model.changed()}
 
     @overload
     def generate(self, tokens: One, max_new_tokens: int | None = None, **options: Any) -> str: ...

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from functools import cache, partial
+from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,7 +16,7 @@ import pytest
 
 import onnx2jax
 from onnx2jax import Decoder
-from onnx2jax.errors import InputShapeError, InputTypeError, UnsupportedError
+from onnx2jax.errors import InputShapeError, InputTypeError, ModelError, UnsupportedError
 from tests.generation import families, shared
 from tests.generation.shared import P
 from tests.support import decoders
@@ -78,6 +80,37 @@ def test_a_decoder_that_jax_built_generates() -> None:
     assert changed.generate(P, 1).texts() == [[wanted]] and changed.weights.device == jax.devices()[1]
     again = pickle.loads(pickle.dumps(changed))
     jax.tree.map(np.testing.assert_array_equal, again.params, changed.params)
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_trained_weights_are_saved(tmp_path: Path, dtype: str | None) -> None:
+    source = onnx2jax.demo_decoder()
+    trained = scaled(onnx2jax.decoder(source, dtype=dtype), 1.5)
+    path = onnx2jax.save(trained, tmp_path / "trained.onnx")
+    again = onnx2jax.decoder(path, dtype=dtype)
+    jax.tree.map(np.testing.assert_array_equal, again.params, trained.params)
+    assert any((v != again.params[n]).any() for n, v in onnx2jax.decoder(source, dtype=dtype).params.items())
+
+
+def test_saving_decoders_of_merged_several_and_no_files(tmp_path: Path) -> None:
+    """A file with a branch for the first call has both branches' weights; several files are saved one by one."""
+    trained = scaled(onnx2jax.decoder(decoders.merged().proto), 1.5)
+    again = onnx2jax.decoder(onnx2jax.save(trained, tmp_path / "merged.onnx"))
+    jax.tree.map(np.testing.assert_array_equal, again.params, trained.params)
+    for kind, parts in (("two files", ("model", "first")), ("embedding", ("model", "embedding.lookup"))):
+        trained = scaled(decoder(kind), 1.5)
+        with pytest.raises(ModelError, match="one by one") as error:
+            onnx2jax.save(trained, tmp_path / "all.onnx")
+        for part in parts:
+            assert f"save(decoder.{part}, " in str(error.value)
+            own = attrgetter(part)(trained)
+            saved = onnx2jax.convert(onnx2jax.save(own, tmp_path / f"{part}.onnx"))
+            jax.tree.map(np.testing.assert_array_equal, dict(saved.params), dict(own.params))
+    model = onnx2jax.convert(onnx2jax.demo_decoder())
+    changed = onnx2jax.decoder(model.replace({"logits": lambda v: 2 * v}))
+    with pytest.raises(ModelError, match=r"save_checkpoint\(path, decoder\.params\)"):
+        onnx2jax.save(changed, tmp_path / "changed.onnx")
+    onnx2jax.training.save_checkpoint(tmp_path / "weights", changed.params)
 
 
 def test_the_image_embedding_has_the_new_table() -> None:

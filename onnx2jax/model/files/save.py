@@ -64,9 +64,9 @@ def save(
     If weights are sharded over several processes, all of them call this, and the first writes the file.
 
     Args:
-        model: a Model, a TrainingModel, or a source as for ``convert``. Of a Model, ``model.params`` is written; of a
-            TrainingModel all variables, those of its algorithms too, so that training of the file resumes where this
-            stopped. ONNX has no field for the random key: a checkpoint has.
+        model: a Model, a Decoder of one file, a TrainingModel, or a source as for ``convert``. Of a Model or Decoder,
+            ``params`` are written; of a TrainingModel all variables, those of its algorithms too, so that training of
+            the file resumes where this stopped. ONNX has no field for the random key: a checkpoint has.
         path: the file to write.
         params: new weights by their names in ``Model.params``, any initializer included (one of a training graph is
             ``training_info[0].algorithm/name``); NumPy or JAX arrays of the same shape and element type. The others
@@ -125,7 +125,7 @@ def _opened(model: Any, params: Mapping[str, Any] | None, state: Any) -> tuple[O
     values: dict[str, Any] = {}
     if state is not None and not hasattr(model, "init"):
         raise TypeError("a state is written into a TrainingModel; finetune's: save(tuned.to_model(state), path)")
-    if hasattr(model, "changed"):  # a Model, or a model that trains
+    if hasattr(model, "changed"):  # a Model, a Decoder, or a model that trains
         if model.origin is None:
             ends = [v.name for v in model.inputs], [v.name for v in model.outputs]
             raise ModelError(
