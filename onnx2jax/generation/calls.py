@@ -26,7 +26,7 @@ from .prompts import (
     stop_sequences,
     whole_number,
 )
-from .results import Generation
+from .results import Generation, Source
 from .sampling import NO_CHOICE, NO_LOGITS, Choice
 from .text import Reader, Tokenizer, conversations, split_stop
 from .verified import VerifiedSteps, lost
@@ -93,6 +93,7 @@ class Calls(VerifiedSteps):
         super().__init__(model, first, embed)
         self._origin = model.origin  # of the whole file; that of a branch would be None
         self._is_merged = first is None and self.first is not self.model
+        self._source = Source.of([m.graph for m in (model, first) if m is not None], self.pairs)
         limits = [n for n in (context, _rotary_table_length(model.graph)) if n is not None]
         self.context: int | None = min(whole_number("context", n) for n in limits) if limits else None
         self.stop: tuple[tuple[int, ...], ...] = tuple(map(tuple, stop))
@@ -154,8 +155,8 @@ class Calls(VerifiedSteps):
         check_outside((prompts, rng, others, jax.tree.leaves(self) if "_structure" in vars(self) else None))
         accepted = {v.name for m in (self.first, self.model) for v in m.inputs} | set(self.others) | {"attention_mask"}
         check_generating(others, accepted, self.others, function)
-        if after is not None and not isinstance(after, Generation):
-            raise InputTypeError(f"after is {type(after).__name__}: pass a result of generate or read")
+        if after is not None:
+            self._check_continues(after)
         strings, stop = split_stop(stop)
         texts = conversations(prompts)
         if texts is not None:
@@ -218,6 +219,21 @@ class Calls(VerifiedSteps):
             if count > call.limit or ended.all():
                 return
             state = call.run(state, count)
+
+    def _check_continues(self, after: Any) -> None:
+        """Checks that ``after`` is a result of a decoder of this graph.
+
+        Raises:
+            InputTypeError: it is no result.
+            InputValueError: it is another decoder's.
+        """
+        if not isinstance(after, Generation):
+            raise InputTypeError(f"after is {type(after).__name__}: pass a result of generate or read")
+        if after.source is not None and (difference := self._source.difference(after.source)):
+            raise InputValueError(
+                f"after is a result of another decoder: {difference}. A KV cache serves the graph that computed it; "
+                "without after=, generate from all tokens: [[*old, *new] for old, new in zip(after.sequences, tokens)]"
+            )
 
     def _resumed(self, after: Generation, more: np.ndarray, choice: Choice, controls: Any, others: Any) -> LoopState:
         """The state after ``more`` tokens int[batch, n] that continue the texts of ``after``."""

@@ -100,7 +100,8 @@ class Decoder(Calls):
                 compared with the decoded text after each token, which is then a call of its own.
             rng: PRNG key or seed; defaults to 0.
             length: cache length in tokens; defaults to prompt and text, rounded up.
-            after: a result of ``generate`` or ``read`` to continue: ``tokens`` are appended to its texts.
+            after: a result of ``generate`` or ``read`` to continue: ``tokens`` are appended to its texts. It is this
+                decoder's, or that of one with the same graph and other weights, whose keys and values stay in it.
             repetition_penalty: divides positive logits of tokens that have occurred in prompt or text, and multiplies
                 negative ones; 1 for none.
             logits_processors: functions ``f(tokens_so_far, logits)`` that return other logits float32[batch,
@@ -116,7 +117,8 @@ class Decoder(Calls):
 
         Raises:
             InputError: a prompt is empty, outside the vocabulary, or too long for the cache or the model; or prompts
-                differ in length and the model cannot mask padding; or a prompt is text, without a tokenizer.
+                differ in length and the model cannot mask padding; or a prompt is text, without a tokenizer; or
+                ``after`` is of a decoder with another graph.
             CacheError: the model's logits differ with a fixed-length cache.
             ImportError: a prompt is text, and tokenizers is not installed.
 
@@ -140,7 +142,9 @@ class Decoder(Calls):
         self._check_chosen(tokens, np.arange(tokens.shape[1]) < lengths[:, None])
         likely = None if state.logprobs is None else np.asarray(state.logprobs)[:, : tokens.shape[1]]
         last = np.take_along_axis(tokens, lengths[:, None] - 1, axis=1)
-        found = Generation(tokens, lengths, state.cache, last, logprobs=likely, prompts=call.sequences)
+        found = Generation(
+            tokens, lengths, state.cache, last, logprobs=likely, prompts=call.sequences, source=self._source
+        )
         return call.as_text(found.texts(), read=bool(call.strings)) if call.is_text else found
 
     @overload
@@ -283,7 +287,9 @@ class Decoder(Calls):
         self._check_chosen(texts, own)
         texts = np.where(own, texts, self.pad)
         last = np.asarray(done.last, np.int64)[:, None]
-        found = Generation(texts, lengths, done.cache, last, int(done.rounds), prompts=call.sequences)
+        found = Generation(
+            texts, lengths, done.cache, last, int(done.rounds), prompts=call.sequences, source=self._source
+        )
         return call.as_text(found.texts()) if call.is_text else found
 
     def read(self, tokens: Prompts, length: int, **others: Any) -> Generation:
@@ -298,7 +304,9 @@ class Decoder(Calls):
         batch = len(call.sequences)
         self._check_chosen(np.asarray(call.state.last, np.int64)[:, None], np.ones((batch, 1), bool))
         nothing = np.zeros((batch, 0), np.int64)
-        return Generation(nothing, np.zeros(batch, np.int64), call.state.cache, nothing, prompts=call.sequences)
+        return Generation(
+            nothing, np.zeros(batch, np.int64), call.state.cache, nothing, prompts=call.sequences, source=self._source
+        )
 
     @cached_property
     def _structure(self) -> DecoderStructure:

@@ -2,16 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import zip_longest
+from typing import Any, Self
 
 import numpy as np
 
-from .cache import Cache
+from ..ir.fingerprint import fingerprint
+from ..ir.graph import Graph
+from .cache import Buffer, Cache
 
 SHOWN = 6
 """Texts, and tokens of each, in a repr."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a KV cache was computed by, whatever the values of its weights.
+
+    Attributes:
+        name: the name of the decoder's graph.
+        caches: name, dtype and extents of each cache.
+        graphs: digests of the graphs of prefill and step, equal in all processes; None with a user's operators.
+    """
+
+    name: str
+    caches: tuple[tuple[str, str, tuple[Any, ...]], ...]
+    graphs: tuple[bytes | None, ...]
+
+    @classmethod
+    def of(cls, graphs: Sequence[Graph], buffers: Mapping[str, Buffer]) -> Self:
+        """The source of the caches of a decoder with these graphs and buffers."""
+        caches = tuple((n, str(b.dtype), tuple(b.dims)) for n, b in buffers.items())
+        return cls(graphs[0].name, caches, tuple(fingerprint(g, _every_initializer(g)) for g in graphs))
+
+    def difference(self, other: Source) -> str:
+        """How another decoder differs from this one, as the end of a sentence; empty if its caches serve this one."""
+        if self.name != other.name:
+            return f"its graph is {other.name!r}, and this one is {self.name!r}"
+        if self.caches != other.caches:
+            theirs, ours = next(pair for pair in zip_longest(other.caches, self.caches) if pair[0] != pair[1])
+            return f"it has {_cache(theirs)} where this one has {_cache(ours)}"
+        return "" if self.graphs == other.graphs else f"its graph, {other.name!r} too, has other nodes"
+
+
+def _every_initializer(graph: Graph) -> set[str]:
+    return {inner.key(n) for inner in graph.walk() for n in inner.initializers}
+
+
+def _cache(cache: tuple[str, str, tuple[Any, ...]] | None) -> str:
+    return "no cache" if cache is None else f"cache {cache[0]!r} of {cache[1]}[{', '.join(map(str, cache[2]))}]"
 
 
 @dataclass(frozen=True, repr=False)
@@ -23,13 +64,15 @@ class Generation:
             token that ended it.
         lengths: int64[batch], the number of tokens of each text.
         cache: the KV cache of prompts and texts, except the last token of each text. Pass this object as
-            ``generate(..., after=)`` to continue.
+            ``generate(..., after=)`` to continue, by a decoder of the same graph. Its weights may be others, such as
+            those of a later training step: the cache keeps what the earlier ones computed.
         last: int64[batch, 1], those last tokens; [batch, 0] after ``read``.
         rounds: for ``speculate``, the number of calls of the large decoder; else None.
         logprobs: float32[batch, count], the log-probability of each token in the model's distribution, before
             ``repetition_penalty``, ``logits_processors`` and ``sampling``, and 0 at the padding; None without
             ``generate(..., logprobs=True)``.
         prompts: the tokens before the text of each, int64[count].
+        source: the decoder that computed the cache, without its weights.
     """
 
     tokens: np.ndarray
@@ -39,6 +82,7 @@ class Generation:
     rounds: int | None = None
     logprobs: np.ndarray | None = None
     prompts: Sequence[np.ndarray] = ()
+    source: Source | None = None
 
     def texts(self) -> list[list[int]]:
         """The tokens of each text, as lists without padding."""

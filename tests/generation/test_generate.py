@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -364,6 +365,26 @@ def test_continuations_that_do_not_fit_raise(decoder: Decoder) -> None:
         decoder.generate([[1], [2], [3]], 1, after=beginning)
     with pytest.raises(InputShapeError, match=r"prompts of \[1, 2\] tokens"):
         decoder.generate([[1], [2, 2]], 1, after=beginning)
+
+
+def test_a_result_of_another_decoder_does_not_continue() -> None:
+    """It is named, also if its caches are alike. Weights may be others, and the same file be read again."""
+    own = shared.decoder("group query")
+    before = own.read([P, Q], 64)
+    for style, named in (
+        (STYLE, "it has no cache where this one has cache 'past_key_values.1.key' of float32"),
+        ("Concat, custom names", "it has cache 'past_key_values.0.key' of .* where this one has cache 'cache_"),
+        ("group query, 4 bits", "its graph, 'main' too, has other nodes"),
+    ):
+        with pytest.raises(InputValueError, match=f"after is a result of another decoder: {named}") as error:
+            shared.decoder(style).generate([[7], [8]], 3, after=before)
+    with pytest.raises(InputValueError, match="its graph is 'main', and this one is 'counting'"):
+        onnx2jax.decoder(onnx2jax.demo_decoder()).generate("nine ", 3, after=before)
+    want = [greedy("group query", [*P, 7], 3), greedy("group query", [*Q, 8], 3)]
+    advice = str(error.value).partition("from all tokens: ")[2]
+    assert own.generate(eval(advice, {"after": before, "tokens": [[7], [8]]}), 3).texts() == want
+    again = jax.tree.map(lambda v: v, onnx2jax.decoder(shared.file("group query").proto))
+    assert again.generate([[7], [8]], 3, after=pickle.loads(pickle.dumps(before))).texts() == want
 
 
 def test_the_declared_cache_length_is_used(fixed: Decoder) -> None:
