@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -142,14 +142,14 @@ class Calls(VerifiedSteps):
         return self.tokenizer
 
     def _begin(
-        self, function: Callable[..., Any], prompts: Any, count: int | None, *, sampling: Any = "greedy",
-        stop: Any = None, rng: Any = None, length: int | None = None, after: Generation | None = None,
-        repetition_penalty: Any = 1.0, logits_processors: Any = (), logprobs: bool = False, spare: int = 0,
-        **others: Any,
+        self, function: Callable[..., Any], prompts: Any, count: int | None, others: Mapping[str, Any], *,
+        sampling: Any = "greedy", stop: Any = None, rng: Any = None, length: int | None = None,
+        after: Generation | None = None, repetition_penalty: Any = 1.0, logits_processors: Any = (),
+        logprobs: bool = False, spare: int = 0,
     ) -> DecoderCall:  # fmt: skip
         """The call of a public ``function`` with the prompts read and the first token chosen.
 
-        ``spare``: slots that the call needs beyond prompt and text.
+        ``others``: its further keywords. ``spare``: slots that the call needs beyond prompt and text.
         """
         prompts = list(prompts) if isinstance(prompts, Iterator) else prompts
         check_outside((prompts, rng, others, jax.tree.leaves(self) if "_structure" in vars(self) else None))
@@ -157,7 +157,7 @@ class Calls(VerifiedSteps):
         check_generating(others, accepted, self.others, function)
         if after is not None:
             self._check_continues(after)
-        strings, stop = split_stop(stop)
+        others, (strings, stop) = dict(others), split_stop(stop)
         texts = conversations(prompts)
         if texts is not None:
             if logprobs:

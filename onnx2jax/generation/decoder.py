@@ -130,8 +130,8 @@ class Decoder(Calls):
         [[116, 119, 101, 110]]
         """
         call = self._begin(
-            self.generate, tokens, max_new_tokens, sampling=sampling, stop=stop, rng=rng, length=length, after=after,
-            repetition_penalty=repetition_penalty, logits_processors=logits_processors, logprobs=logprobs, **others,
+            self.generate, tokens, max_new_tokens, others, sampling=sampling, stop=stop, rng=rng, length=length,
+            after=after, repetition_penalty=repetition_penalty, logits_processors=logits_processors, logprobs=logprobs,
         )  # fmt: skip
         if call.strings:
             *_, (_, _, state) = self._each_token(call)
@@ -173,8 +173,8 @@ class Decoder(Calls):
         't|w|e|n|t|y'
         """
         call = self._begin(
-            self.stream, tokens, max_new_tokens, sampling=sampling, stop=stop, rng=rng, length=length, after=after,
-            repetition_penalty=repetition_penalty, logits_processors=logits_processors, **others,
+            self.stream, tokens, max_new_tokens, others, sampling=sampling, stop=stop, rng=rng, length=length,
+            after=after, repetition_penalty=repetition_penalty, logits_processors=logits_processors,
         )  # fmt: skip
         for last, pieces, _ in self._each_token(call):
             if not call.is_text:
@@ -215,7 +215,7 @@ class Decoder(Calls):
             raise InputValueError(f"length_penalty is {length_penalty!r}, not a finite number")
         if not isinstance(early_stopping, bool | np.bool_):
             raise InputValueError(f"early_stopping is {early_stopping!r}, not True or False")
-        call = self._begin(self.beam_search, tokens, max_new_tokens, stop=stop, length=length, **others)
+        call = self._begin(self.beam_search, tokens, max_new_tokens, others, stop=stop, length=length)
         _check_no_strings(call)
         controls = {
             "stop": call.stop,
@@ -267,10 +267,10 @@ class Decoder(Calls):
             raise InputValueError(
                 f"the draft decoder has a vocabulary of {draft.vocabulary}, and this one of {self.vocabulary}"
             )
-        call = self._begin(self.speculate, tokens, max_new_tokens, stop=stop, length=length, spare=count + 1, **others)
+        call = self._begin(self.speculate, tokens, max_new_tokens, others, stop=stop, length=length, spare=count + 1)
         _check_no_strings(call)
         room, shared = call.state.cache.length, {n: others[n] for n in draft.others if n in others}
-        small = draft._begin(self.speculate, call.sequences, call.limit, stop=stop, length=room, **shared)
+        small = draft._begin(self.speculate, call.sequences, call.limit, shared, stop=stop, length=room)
         draft_state = replace(small.state, last=call.state.last)
         if call.state.cache.aligned or small.state.cache.aligned:
             raise UnsupportedError("the model needs a right-aligned cache, which cannot be rolled back: use generate")
@@ -300,7 +300,7 @@ class Decoder(Calls):
             length: cache length in tokens, including all later prompts and texts.
             **others: further inputs of the model.
         """
-        call = self._begin(self.read, tokens, 1, length=length, **others)
+        call = self._begin(self.read, tokens, 1, others, length=length)
         batch = len(call.sequences)
         self._check_chosen(np.asarray(call.state.last, np.int64)[:, None], np.ones((batch, 1), bool))
         nothing = np.zeros((batch, 0), np.int64)

@@ -53,7 +53,7 @@ def test_all_families_and_precisions_are_among_the_cases() -> None:
 
 def generated(model: Decoder, prompt: list[int], **others: np.ndarray) -> tuple[list[int], np.ndarray]:
     """Greedy tokens after a prompt and the logits of each, from the compiled decoding loop."""
-    call = model._begin(model.generate, [prompt], STEPS + 1, stop=(), **others)
+    call = model._begin(model.generate, [prompt], STEPS + 1, others, stop=())
     state = call.state
     logits = [np.array(state.logits[0], np.float32)]
     for count in range(2, STEPS + 2):

@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -264,6 +265,25 @@ def test_invalid_arguments_raise(decoder: Decoder, subtests: pytest.Subtests) ->
         count = options.get("max_new_tokens", 9)
         with subtests.test(tokens=tokens, **options), pytest.raises(error, match=message):
             decoder.generate(tokens, count, **{n: v for n, v in options.items() if n != "max_new_tokens"})
+
+
+def test_keywords_that_a_method_does_not_take_raise(decoder: Decoder, subtests: pytest.Subtests) -> None:
+    """They neither have an effect on the first token alone, nor reach a private function."""
+    for method, keyword, fix in (
+        (decoder.beam_search, {"sampling": "top_p"}, r"use decoder\.generate\(\.\.\., sampling=\)"),
+        (decoder.beam_search, {"repetition_penalty": 2.0}, r"use decoder\.generate\(\.\.\., repetition_penalty=\)"),
+        (
+            partial(decoder.speculate, draft=decoder),
+            {"rng": 3},
+            r"use decoder\.generate\(\.\.\., sampling=\.\.\., rng=\)",
+        ),
+        (decoder.stream, {"logprobs": True}, r"use decoder\.generate\(\.\.\., logprobs=True\)"),
+        (decoder.read, {"stop": 3}, "read has no keyword 'stop'"),
+        (decoder.generate, {"spare": 3}, "generate has no keyword 'spare'"),
+        (decoder.generate, {"count": 3}, "generate has no keyword 'count'"),
+    ):
+        with subtests.test(**keyword), pytest.raises(InputNameError, match=fix):
+            list(method(P, 8, **keyword))
 
 
 def test_generate_inside_jit_raises(decoder: Decoder) -> None:
