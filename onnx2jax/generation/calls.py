@@ -152,7 +152,7 @@ class Calls(VerifiedSteps):
         ``others``: its further keywords. ``spare``: slots that the call needs beyond prompt and text.
         """
         prompts = list(prompts) if isinstance(prompts, Iterator) else prompts
-        check_outside((prompts, rng, others, jax.tree.leaves(self) if "_structure" in vars(self) else None))
+        check_outside((prompts, rng, sampling, others, jax.tree.leaves(self) if "_structure" in vars(self) else None))
         accepted = {v.name for m in (self.first, self.model) for v in m.inputs} | set(self.others) | {"attention_mask"}
         check_generating(others, accepted, self.others, function)
         if after is not None:

@@ -12,7 +12,7 @@ import numpy as np
 from .. import compat
 from ..errors import InputShapeError, InputTypeError, InputValueError
 from ..model.calls.arguments import as_key
-from .sampling import BY_NAME, EMPTY, Choice, Sampling, as_arrays, greedy
+from .sampling import BY_NAME, EMPTY, Choice, Sampling, UserFunction, as_arrays, greedy
 
 Prompts = Any
 """Token ids: one prompt, a list of prompts (lengths may differ), or an array [batch, count]."""
@@ -156,6 +156,7 @@ def as_choice(
 
     Raises:
         InputValueError: an argument has an invalid value.
+        InputTypeError: a function takes other parameters.
     """
     controls: dict[str, Any] = {"key": jax.random.key(0) if rng is None else as_key(rng)}
     if isinstance(sampling, str):
@@ -166,12 +167,17 @@ def as_choice(
         raise InputValueError(f"sampling is {sampling!r}: a name, Sampling(...), or a function of logits and a key")
     if isinstance(sampling, Sampling):
         controls["sampling"], sampling = as_arrays(sampling), greedy
+    elif sampling is not greedy:
+        sampling = UserFunction("sampling", "logits, key", sampling)
     processors = tuple(processors) if isinstance(processors, Iterable) else (processors,)
     if wrong := [p for p in processors if not callable(p) or isinstance(p, type)]:
         raise InputValueError(
             f"logits_processors has {wrong[0]!r}: a list of functions of the tokens so far and the logits that return "
             "logits"
         )
+    processors = tuple(
+        UserFunction(f"logits_processors[{i}]", "tokens_so_far, logits", p) for i, p in enumerate(processors)
+    )
     value = as_array("repetition_penalty", penalty)
     if value.ndim or value.dtype.kind not in "iuf" or not 0 < value < np.inf:
         raise InputValueError(f"repetition_penalty is {penalty!r}; it is a number above 0, and 1 changes nothing")

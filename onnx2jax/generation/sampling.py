@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import GetAttrKey
 
-from ..errors import InputValueError
+from ..errors import InputTypeError, InputValueError, known_keywords
+from ..ops.arrays import is_traced
 
 Sampler = Callable[[Any, Any], Any]
 """(logits float32[batch, vocabulary], PRNG key) -> the next token of each sequence, int32[batch]."""
@@ -38,7 +41,65 @@ class Choice(NamedTuple):
     logprobs: bool = False
 
 
-@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class UserFunction:
+    """A user's function of two arrays, which is traced into the loop; errors name it.
+
+    Attributes:
+        role: the keyword that it was passed by.
+        parameters: what it is called with.
+        function: the function.
+
+    Raises:
+        InputTypeError: it takes other parameters, or has no hash.
+    """
+
+    role: str
+    parameters: str
+    function: Callable[[Any, Any], Any]
+
+    def __post_init__(self) -> None:
+        try:
+            hash(self.function)
+        except TypeError:
+            raise InputTypeError(
+                f"{self} has no hash, by which its compiled program is found: pass a function, or make the class a "
+                "dataclass(frozen=True)"
+            ) from None
+        try:
+            signature(self.function).bind(None, None)
+        except TypeError:
+            takes = ", ".join(signature(self.function).parameters)
+            raise InputTypeError(f"{self} is called with ({self.parameters}), and takes ({takes})") from None
+        except ValueError:  # a built-in function without a signature
+            pass
+
+    def __call__(self, first: Any, second: Any) -> Any:
+        """What the function returns, as an array.
+
+        Raises:
+            InputTypeError: it needs the value of a traced array.
+            InputValueError: it returns no array.
+        """
+        try:
+            result = self.function(first, second)
+        except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
+            raise InputTypeError(
+                f"{self} needs the value of an array, and it is traced into the compiled loop. Write it in pure JAX: "
+                "jnp.where rather than if, and functions of jnp rather than of np, float or int"
+            ).with_traceback(error.__traceback__) from None
+        except Exception as error:
+            error.add_note(f"inside {self}")
+            raise
+        try:
+            return jnp.asarray(result)
+        except (TypeError, ValueError):
+            raise InputValueError(f"{self} returns {result!r:.80}, not an array") from None
+
+    def __str__(self) -> str:
+        return f"{self.role} {getattr(self.function, '__name__', type(self.function).__name__)!r}"
+
+
 @dataclass(frozen=True)
 class Sampling:
     """Samples the next token at random.
@@ -51,6 +112,10 @@ class Sampling:
 
     The limits apply in this order, each to the renormalised distribution that the previous one leaves.
 
+    Raises:
+        InputNameError: there is no such keyword.
+        InputValueError: a value is out of its range, or no number.
+
     >>> import jax, jax.numpy as jnp
     >>> Sampling(temperature=0.7, top_k=1)(jnp.array([[0.0, 3.0, 1.0]]), jax.random.key(0))
     Array([1], dtype=int32)
@@ -60,6 +125,12 @@ class Sampling:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, (needed, accepts) in _ACCEPTED.items():
+            value = getattr(self, name)
+            if not is_traced(value) and not (_is_number(value) and accepts(float(value))):
+                raise InputValueError(f"{name} is {value!r}; it is {needed}")
 
     def __call__(self, logits: Any, key: Any) -> Any:
         """The next token of each sequence, int32[batch]."""
@@ -79,24 +150,49 @@ class Sampling:
         return jnp.take_along_axis(order, drawn[:, None], axis=-1)[:, 0].astype(np.int32)
 
 
+Sampling.__init__ = known_keywords(Sampling.__init__)  # type: ignore[method-assign]
+
+_ACCEPTED: Final[Mapping[str, tuple[str, Callable[[float], bool]]]] = {
+    "temperature": ("a number, 0 or more", lambda v: v >= 0),
+    "top_k": ("a whole number, 0 or more", lambda v: v >= 0 and v % 1 == 0),
+    "top_p": ("a number above 0, at most 1; temperature 0 takes the likeliest token", lambda v: 0 < v <= 1),
+    "min_p": ("a number from 0 to 1", lambda v: 0 <= v <= 1),
+}
+"""The values that each attribute of ``Sampling`` takes."""
+
+
+def _is_number(value: Any) -> bool:
+    dtype = np.asarray(value).dtype if isinstance(value, int | float) else getattr(value, "dtype", np.dtype(object))
+    return np.ndim(value) == 0 and (jnp.issubdtype(dtype, np.integer) or jnp.issubdtype(dtype, np.floating))
+
+
+def _unflattened(_: None, leaves: Iterable[Any]) -> Sampling:
+    """The sampling of any leaves: JAX passes what is no number, too."""
+    new = object.__new__(Sampling)
+    vars(new).update(zip(_ACCEPTED, leaves, strict=True))
+    return new
+
+
+jax.tree_util.register_pytree_with_keys(
+    Sampling,
+    lambda sampling: ([(GetAttrKey(n), getattr(sampling, n)) for n in _ACCEPTED], None),
+    _unflattened,
+    lambda sampling: ([getattr(sampling, n) for n in _ACCEPTED], None),
+)
+
+
 def as_arrays(sampling: Sampling) -> Sampling:
     """The sampling with arrays instead of Python numbers, so that all values share one compiled program.
 
     Raises:
-        InputValueError: a number is out of its range.
+        InputValueError: JAX built it of leaves that are out of their range.
     """
-    ranges = {"temperature": (0, np.inf), "top_k": (0, np.inf), "top_p": (0, 1), "min_p": (0, 1)}
-    for field in fields(sampling):
-        value, (low, high) = getattr(sampling, field.name), ranges[field.name]
-        if np.asarray(value).dtype.kind not in "iuf" or np.ndim(value) or not low <= value <= high:
-            raise InputValueError(f"{field.name} is {value}; it must be between {low} and {high}")
-    if sampling.top_k != int(sampling.top_k):
-        raise InputValueError(f"top_k is {sampling.top_k}, not a whole number")
-    if sampling.top_p == 0:
-        raise InputValueError("top_p is 0, which leaves no token; for the likeliest token use sampling='greedy'")
-    numbers = (sampling.temperature, sampling.top_p, sampling.min_p)
-    temperature, top_p, min_p = (jnp.asarray(v, np.float32) for v in numbers)
-    return Sampling(temperature, jnp.asarray(min(sampling.top_k, np.iinfo(np.int32).max), np.int32), top_p, min_p)  # type: ignore[arg-type]
+    sampling = replace(sampling)
+    temperature, top_p, min_p = (
+        jnp.asarray(getattr(sampling, n), np.float32) for n in ("temperature", "top_p", "min_p")
+    )
+    top_k = jnp.asarray(min(sampling.top_k, np.iinfo(np.int32).max), np.int32)
+    return _unflattened(None, (temperature, top_k, top_p, min_p))
 
 
 def greedy(logits: Any, key: Any = None) -> Any:
@@ -130,10 +226,10 @@ def processed(choice: Choice, tokens: Any, logits: Any, penalty: Any = None) -> 
         seen = jnp.zeros(logits.shape, bool).at[places].set(True, mode="drop")
         logits = jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
     for function in choice.processors:
-        changed = jnp.asarray(function(tokens, logits))
+        changed = function(tokens, logits)
         if changed.shape != logits.shape or not jnp.issubdtype(changed.dtype, np.floating):
             raise InputValueError(
-                f"a logits processor returns {changed.dtype} {changed.shape}, not logits: float32 {logits.shape}"
+                f"{function} returns {changed.dtype} {changed.shape}, not logits: float32 {logits.shape}"
             )
         logits = changed.astype(np.float32)
     return logits

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -193,6 +193,24 @@ def beyond(logits: jax.Array, key: jax.Array) -> jax.Array:  # noqa: ARG001
     return logits.argmax(-1) + 100
 
 
+def forgets(tokens: jax.Array, logits: jax.Array) -> None:
+    """A processor without a return."""
+
+
+def one_sided(logits: jax.Array) -> jax.Array:
+    return logits
+
+
+def branching(tokens: jax.Array, logits: jax.Array) -> jax.Array:
+    return logits if tokens[0, 0] > 0 else -logits
+
+
+@dataclass
+class Unhashable:
+    def __call__(self, tokens: jax.Array, logits: jax.Array) -> jax.Array:  # noqa: ARG002
+        return logits
+
+
 BAD: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ([], {}, InputError, "tokens is empty|one token id or more"),
     ([P, []], {}, InputValueError, "prompt 1 is"),
@@ -216,13 +234,6 @@ BAD: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (P, {"pixels": np.zeros(3)}, InputNameError, "no input 'pixels'"),
     (P, {"sampling": "beam"}, InputValueError, "'greedy', 'temperature'"),
     (P, {"sampling": 3}, InputValueError, "a name, Sampling"),
-    (P, {"sampling": Sampling(temperature=-1)}, InputValueError, "temperature is -1"),
-    (P, {"sampling": Sampling(temperature=float("nan"))}, InputValueError, "temperature is nan"),
-    (P, {"sampling": Sampling(top_k=-1)}, InputValueError, "top_k is -1"),
-    (P, {"sampling": Sampling(top_k=2.5)}, InputValueError, r"top_k is 2\.5"),  # type: ignore[arg-type]
-    (P, {"sampling": Sampling(top_p=1.5)}, InputValueError, r"top_p is 1\.5"),
-    (P, {"sampling": Sampling(top_p=0)}, InputValueError, "top_p is 0"),
-    (P, {"sampling": Sampling(min_p=2)}, InputValueError, "min_p is 2"),
     (P, {"stop": -1}, InputValueError, "stop is -1"),
     (P, {"stop": [[]]}, InputValueError, r"stop is \[\[\]\]"),
     (P, {"stop": "end"}, InputValueError, "text needs a tokenizer"),
@@ -238,7 +249,6 @@ BAD: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (P, {"length": 19.5}, InputValueError, r"length is 19\.5; it is a whole number"),
     ([P, P[:2]], {"attention_mask": np.ones((2, 5))}, InputShapeError, r"shape 2 lists of \[2, 5\] tokens"),
     (P, {"sampling": Sampling}, InputValueError, "a name, Sampling"),
-    (P, {"sampling": Sampling(temperature="hot")}, InputValueError, "temperature is hot"),  # type: ignore[arg-type]
     (P, {"sampling": lambda logits, _: logits.argmax()}, InputValueError, r"sampling returns int64 \(\), .* \(1,\)"),
     (P, {"sampling": lambda logits, _: logits[:, 0]}, InputValueError, "sampling returns float32"),
     (P, {"sampling": beyond}, InputValueError, "tokens are 0 to 60"),
@@ -255,6 +265,30 @@ BAD: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (P, {"repetition_penalty": 0}, InputValueError, "repetition_penalty is 0"),
     (P, {"logits_processors": [3]}, InputValueError, "logits_processors has 3"),
     (P, {"logits_processors": [lambda _, logits: logits[:, :3]]}, InputValueError, r"returns float32 \(1, 3\)"),
+    (
+        P,
+        {"logits_processors": [forgets]},
+        InputValueError,
+        r"logits_processors\[0\] 'forgets' returns None, not an array",
+    ),
+    (
+        P,
+        {"logits_processors": [np.asarray, one_sided]},
+        InputTypeError,
+        r"\[1\] 'one_sided' is called with \(tokens_so",
+    ),
+    (P, {"logits_processors": branching}, InputTypeError, r"\[0\] 'branching' needs .* jnp\.where rather than if"),
+    (P, {"logits_processors": [lambda _, x: np.asarray(x)]}, InputTypeError, r"'<lambda>' needs .* pure JAX"),
+    (P, {"logits_processors": [lambda _, x: x[x > 0]]}, InputTypeError, r"'<lambda>' needs .* pure JAX"),
+    (P, {"logits_processors": [Unhashable()]}, InputTypeError, r"'Unhashable' has no hash.*dataclass\(frozen=True\)"),
+    (
+        P,
+        {"sampling": one_sided},
+        InputTypeError,
+        r"sampling 'one_sided' is called with \(logits, key\), and takes \(logits\)",
+    ),
+    (P, {"sampling": branching}, InputTypeError, r"sampling 'branching' needs .* jnp\.where rather than if"),
+    (P, {"sampling": forgets}, InputValueError, r"sampling 'forgets' returns None"),
     (P, {"logprobs": 5}, InputValueError, "logprobs is 5"),
     (P, {"rng": "seed"}, onnx2jax.errors.OnnxError, "rng|seed|key"),
 ]
@@ -291,6 +325,15 @@ def test_generate_inside_jit_raises(decoder: Decoder) -> None:
     for function in (lambda x: decoder.generate(x, 3).tokens, lambda x: x + decoder.generate(P, 3).tokens[0, 0]):
         with pytest.raises(InputTypeError, match=r"decoder\.prefill and decoder\.step"):
             jax.jit(function)(np.array([P]))
+
+
+def test_other_errors_of_a_logits_processor_name_it(decoder: Decoder) -> None:
+    def unfinished(tokens: jax.Array, logits: jax.Array) -> jax.Array:
+        raise NotImplementedError
+
+    with pytest.raises(NotImplementedError) as error:
+        decoder.generate(P, 3, logits_processors=[unfinished])
+    assert error.value.__notes__ == ["inside logits_processors[0] 'unfinished'"]
 
 
 def test_stream_checks_the_tokens_of_a_sampling_function(decoder: Decoder) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from onnx2jax import Sampling
+from onnx2jax.errors import InputNameError, InputValueError
 from onnx2jax.generation.sampling import as_arrays, greedy
 from tests.generation.shared import decoder
 
@@ -71,6 +73,43 @@ def test_draws_follow_the_limits(subtests: pytest.Subtests) -> None:
                 assert set(np.flatnonzero(counts)) == set(wanted)
                 tolerance = 4.5 * 0.5 / DRAWS**0.5
                 np.testing.assert_allclose([counts[t] for t in wanted], list(wanted.values()), atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"temperature": -1}, "temperature is -1; it is a number, 0 or more"),
+        ({"temperature": float("nan")}, "temperature is nan; it is"),
+        ({"temperature": "0.7"}, "temperature is '0.7'; it is a number"),
+        ({"temperature": None}, "temperature is None; it is a number"),
+        ({"temperature": [0.7]}, r"temperature is \[0\.7\]; it is a number"),
+        ({"temperature": True}, "temperature is True; it is a number"),
+        ({"top_k": -1}, "top_k is -1; it is a whole number"),
+        ({"top_k": 2.5}, r"top_k is 2\.5; it is a whole number"),
+        ({"top_k": float("inf")}, "top_k is inf; it is a whole number"),
+        ({"top_p": 1.5}, r"top_p is 1\.5; it is a number above 0, at most 1"),
+        ({"top_p": 0}, "top_p is 0; .*temperature 0 takes the likeliest token"),
+        ({"min_p": np.float32(2)}, "min_p is .*2.*; it is a number from 0 to 1"),
+    ],
+)
+def test_invalid_values_are_rejected_at_construction(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputValueError, match=said):
+        Sampling(**values)
+
+
+def test_misspelt_keywords_are_answered() -> None:
+    with pytest.raises(InputNameError, match=r"Sampling: unknown keyword temp; .*'temperature'"):
+        Sampling(temp=0.7)  # type: ignore[call-arg]
+
+
+def test_a_sampling_is_a_pytree_of_any_leaves() -> None:
+    warm = Sampling(temperature=0.5, top_k=np.int64(3))  # type: ignore[arg-type]
+    names = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(warm)]
+    assert names == [".temperature", ".top_k", ".top_p", ".min_p"]
+    assert jax.tree.map(lambda v: v, warm) == warm == pickle.loads(pickle.dumps(warm))
+    assert jax.tree.map(lambda _: "any", warm).top_p == "any"
+    with pytest.raises(InputValueError, match=r"top_p is 2\.0"):
+        as_arrays(jax.tree.map(lambda v: 2 * v, warm))
 
 
 def test_ties_take_the_first_token() -> None:
