@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, overload
 
 import jax
 import numpy as np
@@ -17,9 +17,12 @@ from .cache import Cache
 from .keywords import check_generating
 from .loop import LoopState, stop_array, with_arrays
 from .prompts import (
+    One,
+    Several,
     as_choice,
     check_outside,
     device_arrays,
+    one_text,
     prompt_rows,
     right_aligned,
     stacked,
@@ -100,37 +103,51 @@ class Calls(VerifiedSteps):
         self._stop_array(self.stop)
         pad = pad if pad is not None else next((s[0] for s in self.stop if len(s) == 1), 0)
         self.pad: int = whole_number("pad", pad, np.iinfo(np.int32).min)
-        self.tokenizer: Tokenizer | None = None if tokenizer is None else Tokenizer(tokenizer)
+        self.tokenizer: Tokenizer | None = None if tokenizer is None or tokenizer is False else Tokenizer(tokenizer)
+        if self.tokenizer is not None:
+            self.tokenizer.check()
 
-    def encode(self, prompt: Any, *, continues: bool = False) -> list[int]:
-        """The tokens of a text, or of a conversation by the chat template.
+    @overload
+    def encode(self, prompt: One, *, continues: bool = False) -> list[int]: ...
+    @overload
+    def encode(self, prompt: Several, *, continues: bool = False) -> list[list[int]]: ...
+    def encode(self, prompt: Any, *, continues: bool = False) -> Any:
+        """The tokens of a text, or of a conversation by the chat template; of several, those of each.
 
         Args:
-            prompt: a text, or messages ``[{"role": "user", "content": "..."}]``.
+            prompt: a text, or messages ``[{"role": "user", "content": "..."}]``; or a list of these.
             continues: no special token begins the text, because it continues another.
 
         Raises:
-            InputValueError: there is no tokenizer, or no chat template.
+            InputTypeError: the prompt is neither.
+            InputValueError: there is no tokenizer, or no chat template, or it cannot render the messages.
             ImportError: tokenizers is not installed, or for a conversation jinja2.
 
         >>> import onnx2jax
         >>> onnx2jax.decoder(onnx2jax.demo_decoder()).encode("one ")
         [111, 110, 101, 32]
         """
-        return self._text.encode(prompt, continues=continues)
+        texts = conversations(prompt)
+        if texts is None or texts[1]:
+            return self._text.encode(prompt if texts is None else texts[0][0], continues=continues)
+        return [self._text.encode(p, continues=continues) for p in texts[0]]
 
     def decode(self, tokens: Any) -> str:
         """The text of tokens, without special ones.
 
+        Args:
+            tokens: the token ids of one text: int[count], [1, count] or [count, 1].
+
         Raises:
-            InputValueError: there is no tokenizer.
+            InputValueError: there is no tokenizer; or the tokens are those of several texts, no whole numbers, or
+                outside the vocabulary.
             ImportError: tokenizers is not installed.
 
         >>> import onnx2jax
         >>> onnx2jax.decoder(onnx2jax.demo_decoder()).decode([111, 110, 101, 32])
         'one '
         """
-        return self._text.decode(np.ravel(tokens).tolist())
+        return self._text.decode(one_text(tokens, self.vocabulary))
 
     @property
     def _text(self) -> Tokenizer:
@@ -165,7 +182,7 @@ class Calls(VerifiedSteps):
                     "logprobs are those of tokens, so the prompt must be tokens as well: "
                     "generate(decoder.encode(prompt), ..., logprobs=True)"
                 )
-            prompts = [self.encode(p, continues=after is not None) for p in texts[0]]
+            prompts = [self._text.encode(p, continues=after is not None) for p in texts[0]]
             if empty := [i for i, tokens in enumerate(prompts) if not tokens]:
                 raise InputValueError(f"prompt {empty[0]} is an empty text; it needs one token or more")
         rows = prompt_rows(prompts, others.pop("attention_mask", None), self.vocabulary)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
+from inspect import getmembers, isfunction
 from typing import Any, overload
 
 import numpy as np
@@ -17,16 +18,12 @@ from ..proto.origin import Origin
 from .beam import Beams, search
 from .calls import Calls, DecoderCall
 from .loop import Programs
-from .prompts import Prompts, as_array, whole_number
+from .prompts import One, Prompts, Several, as_array, whole_number
 from .results import Generation
 from .sampling import Processor, Sampler, Sampling
 from .speculative import check_can_roll_back, speculate
 from .tree import DecoderStructure, register
 from .verified import lost
-
-One = str | list[dict[str, str]]
-"""One text, or one conversation."""
-Several = list[str] | tuple[str, ...]
 
 
 class Decoder(Calls):
@@ -347,3 +344,6 @@ def _check_no_strings(call: DecoderCall) -> None:
 
 
 register(Decoder)
+for _name, _method in getmembers(Decoder, isfunction):
+    if not _name.startswith("_"):  # an error of Python names the class that a user knows, not the one it inherits from
+        _method.__module__, _method.__qualname__ = __name__, f"{Decoder.__name__}.{_name}"

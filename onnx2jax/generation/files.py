@@ -53,12 +53,13 @@ def decoder(
         pad: the padding token after the end of a text.
         context: the maximum number of tokens, prompt included.
         tokenizer: for prompts that are text: a folder with ``tokenizer.json``, that file, or an object with ``encode``
-            and ``decode``. Defaults to the files beside the model. Needs the extra ``text``.
+            and ``decode``; False for token ids alone. Defaults to the files beside the model. Needs the extra ``text``.
         **converting: keywords of ``convert``.
 
     Raises:
         UnsupportedError: the model has no KV caches, or no token input.
-        ModelError: the folder contains no decoder.
+        ModelError: the folder contains no decoder, or a file of its configuration or tokenizer is broken.
+        FileNotFoundError: there is no file at ``source`` or ``tokenizer``.
         InputTypeError: keywords of ``convert`` with a Model, which is converted already.
 
     >>> import onnx2jax

@@ -16,6 +16,9 @@ from .sampling import BY_NAME, EMPTY, Choice, Sampling, UserFunction, as_arrays,
 
 Prompts = Any
 """Token ids: one prompt, a list of prompts (lengths may differ), or an array [batch, count]."""
+One = str | list[dict[str, str]]
+"""One text, or one conversation."""
+Several = list[str] | tuple[str, ...]
 
 
 def check_outside(given: Any) -> None:
@@ -106,6 +109,31 @@ def prompt_rows(tokens: Prompts, mask: Any, vocabulary: int | None) -> list[np.n
     if not rows:
         raise InputValueError("tokens is empty: give one prompt or more")
     return [row.astype(np.int32) for row in rows]
+
+
+def one_text(tokens: Any, vocabulary: int | None) -> list[int]:
+    """The tokens of one text, as a list.
+
+    Raises:
+        InputValueError: they are those of several texts, no whole numbers, or outside the vocabulary.
+
+    >>> one_text([[3], [5]], 8)
+    [3, 5]
+    """
+    try:
+        found = np.asarray(tokens)
+    except ValueError:  # lists that differ in length
+        found = None
+    if found is None or sum(n > 1 for n in found.shape) > 1:
+        raise InputValueError(
+            f"decode takes one text, and tokens has {len(tokens)}: [decoder.decode(t) for t in tokens]"
+        )
+    if found.size and (found.dtype.kind not in "iuf" or (found % 1 != 0).any()):
+        raise InputValueError(f"tokens is {tokens!r:.80}: token ids of one text, which are whole numbers")
+    if found.size and not (found.min() >= 0 and (vocabulary is None or found.max() < vocabulary)):
+        valid = "0 or more" if vocabulary is None else f"0 to {vocabulary - 1}"
+        raise InputValueError(f"decode is given tokens from {found.min()} to {found.max()}; tokens are {valid}")
+    return [int(t) for t in found.ravel()]
 
 
 def stacked(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -22,11 +23,15 @@ SPECIAL: Final = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token
 
 
 class Tokenizer:
-    """Encodes prompts and decodes tokens. Files are read when first needed.
+    """Encodes prompts and decodes tokens.
 
     Args:
         source: a folder with ``tokenizer.json``, the path of that file, or an object with ``encode`` and ``decode``, as
             a tokenizer of the libraries tokenizers or transformers.
+
+    Raises:
+        FileNotFoundError: there is no such file or folder, or no tokenizer.json in it.
+        InputValueError: ``source`` is none of these.
     """
 
     def __init__(self, source: Any) -> None:
@@ -34,6 +39,14 @@ class Tokenizer:
         self._given = source if path is None else None
         self.folder: Path | None = path if path is None or path.is_dir() else path.parent
         self._file = path / "tokenizer.json" if path is not None and path.is_dir() else path
+        if path is not None and not path.exists():
+            hub = f"; of Hugging Face's hub: tokenizer=tokenizers.Tokenizer.from_pretrained({str(path)!r})"
+            named = hub if re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", str(path)) and path.suffix != ".json" else ""
+            raise FileNotFoundError(2, f"there is no such folder or file of a tokenizer{named}", str(path))
+        if self._file is not None and not self._file.is_file():
+            raise FileNotFoundError(
+                2, "no tokenizer found; pass token ids (at a terminal: --prompt-ids 1,2,3)", str(self._file)
+            )
         if path is None and not (callable(getattr(source, "encode", None)) and hasattr(source, "decode")):
             raise InputValueError(
                 f"tokenizer is {type(source).__name__}: a folder with tokenizer.json, or an object with encode and "
@@ -46,15 +59,18 @@ class Tokenizer:
 
         Raises:
             ImportError: tokenizers is not installed.
-            FileNotFoundError: there is no tokenizer.json.
+            ModelError: it cannot read the file.
         """
         if self._file is None:
             return self._given
-        if not self._file.is_file():
-            raise FileNotFoundError(
-                2, "no tokenizer found; pass token ids (at a terminal: --prompt-ids 1,2,3)", str(self._file)
-            )
-        return compat.optional("tokenizers", "text").Tokenizer.from_file(str(self._file))
+        tokenizers = compat.optional("tokenizers", "text")
+        try:
+            return tokenizers.Tokenizer.from_file(str(self._file))
+        except Exception as error:  # the library raises Exception itself
+            raise ModelError(
+                f"{self._file} cannot be read by tokenizers {tokenizers.__version__}: {error}. Replace the file, or "
+                "update the package; for token ids alone: decoder(..., tokenizer=False), or --prompt-ids 1,2,3"
+            ) from None
 
     @cached_property
     def _settings(self) -> dict[str, Any]:
@@ -62,15 +78,43 @@ class Tokenizer:
 
     @cached_property
     def template(self) -> str | None:
-        """The chat template: of chat_template.jinja, or else of tokenizer_config.json; None if there is none."""
+        """The chat template: of chat_template.jinja, or else of tokenizer_config.json; None if there is none.
+
+        Raises:
+            ModelError: it is no text.
+        """
         if self.folder is None:
-            return getattr(self._given, "chat_template", None)
-        if (file := self.folder / "chat_template.jinja").is_file():
-            return file.read_text(encoding="utf-8")
-        found = self._settings.get("chat_template")
-        if isinstance(found, list):  # several, by name
-            found = {t.get("name"): t.get("template") for t in found}.get("default")
+            found = getattr(self._given, "chat_template", None)
+        elif self._template_place.endswith(".jinja"):
+            return read_text(Path(self._template_place))
+        else:
+            found = self._settings.get("chat_template")
+        if isinstance(found, list) and all(isinstance(t, Mapping) for t in found):  # several, by name
+            found = {t.get("name"): t.get("template") for t in found}
+        found = found.get("default") if isinstance(found, Mapping) else found
+        if not isinstance(found, str | None):
+            raise ModelError(f"chat_template of {self._template_place} is {found!r:.80}, not a text")
         return found
+
+    @property
+    def _template_place(self) -> str:
+        """Where the chat template is, for messages."""
+        if self.folder is None:
+            return type(self._given).__name__
+        file = self.folder / "chat_template.jinja"
+        return str(file if file.is_file() else self.folder / "tokenizer_config.json")
+
+    def check(self) -> None:
+        """Reads the files, as far as the libraries for them are installed.
+
+        Raises:
+            ModelError: one is broken.
+        """
+        _ = self._settings
+        with suppress(ImportError):
+            _ = self.library
+        with suppress(ImportError):
+            _ = None if self.template is None else self._compiled(self.template)
 
     def __str__(self) -> str:
         source = type(self._given).__name__ if self._file is None else self._file.name
@@ -109,6 +153,23 @@ class Tokenizer:
                 "the prompt is a conversation, and there is no chat template (chat_template.jinja or "
                 "tokenizer_config.json beside the model): pass the text as the model was trained on it"
             )
+        values = {n: _content(self._settings.get(n) or getattr(self._given, n, None) or "") for n in SPECIAL}
+        template = self._compiled(self.template)
+        try:
+            return template.render(messages=messages, add_generation_prompt=True, **values)
+        except InputValueError:  # of raise_exception
+            raise
+        except Exception as error:  # any error of the template's expressions
+            raise InputValueError(
+                f"the chat template of {self._template_place} cannot render the conversation: {error}"
+            ) from error
+
+    def _compiled(self, text: str) -> Any:
+        """A chat template.
+
+        Raises:
+            ModelError: it has a syntax error.
+        """
         sandbox = compat.optional("jinja2.sandbox", "text")
         environment = sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
@@ -116,10 +177,14 @@ class Tokenizer:
         environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
         environment.globals |= {"raise_exception": _reject, "strftime_now": lambda form: datetime.now().strftime(form)}
         # Marks what a model is trained on; nothing else follows from it.
-        template = re.sub(r"(\{%-?)\s*generation\s*(-?%\})", r"\1 if true \2", self.template)
+        template = re.sub(r"(\{%-?)\s*generation\s*(-?%\})", r"\1 if true \2", text)
         template = re.sub(r"(\{%-?)\s*endgeneration\s*(-?%\})", r"\1 endif \2", template)
-        values = {n: _content(self._settings.get(n) or getattr(self._given, n, None) or "") for n in SPECIAL}
-        return environment.from_string(template).render(messages=messages, add_generation_prompt=True, **values)
+        try:
+            return environment.from_string(template)
+        except compat.optional("jinja2", "text").TemplateSyntaxError as error:
+            raise ModelError(
+                f"the chat template of {self._template_place} has an error in line {error.lineno}: {error.message}"
+            ) from None
 
 
 class Text:
@@ -167,18 +232,38 @@ class Text:
 def conversations(prompts: Any) -> tuple[list[Any], bool] | None:
     """The texts and conversations that prompts consist of, and whether it is a single one; None for tokens.
 
+    Raises:
+        InputValueError: they are a dict, or some are texts and others not.
+
     >>> conversations("one"), conversations(["one", "two"]), conversations([1, 2])
     ((['one'], True), (['one', 'two'], False), None)
     """
+    if isinstance(prompts, np.ndarray) and prompts.dtype.kind == "U":
+        prompts = prompts.tolist()
+    if isinstance(prompts, Mapping):
+        raise InputValueError(
+            "the prompt is a dict: pass its input_ids, generate(d['input_ids'], attention_mask=d['attention_mask'])"
+            if "input_ids" in prompts
+            else f"the prompt is a dict, {dict(prompts)!r:.80}: a conversation is a list of messages, [message]"
+        )
     if isinstance(prompts, str) or _is_conversation(prompts):
         return [prompts], True
-    if (
-        isinstance(prompts, list | tuple)
-        and prompts
-        and all(isinstance(p, str) or _is_conversation(p) for p in prompts)
-    ):
-        return list(prompts), False
-    return None
+    if not isinstance(prompts, list | tuple):
+        return None
+    are_text = [isinstance(p, str | Mapping) or _is_conversation(p) for p in prompts]
+    if not any(are_text):
+        return None
+    if any(isinstance(p, Mapping) for p in prompts):
+        raise InputValueError(
+            "the prompts are messages and others; a conversation is a list of its own: [text, [message]]"
+        )
+    if not all(are_text):
+        text, tokens = are_text.index(True), are_text.index(False)
+        raise InputValueError(
+            f"prompt {text} is a text, and prompt {tokens} is {prompts[tokens]!r:.80}: pass texts alone or token ids "
+            "alone; decoder.encode(text) returns those of a text"
+        )
+    return list(prompts), False
 
 
 def split_stop(stop: Any) -> tuple[list[str], Any]:
@@ -200,13 +285,27 @@ def read_json(file: Path) -> dict[str, Any]:
     """The object in a JSON file; empty if there is no file.
 
     Raises:
-        ModelError: the file is not valid JSON.
+        ModelError: the file is not valid JSON, or contains no object.
     """
     try:
-        facts = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except ValueError as e:
+        facts = json.loads(read_text(file)) if file.is_file() else {}
+    except json.JSONDecodeError as e:
         raise ModelError(f"{file} is not valid JSON: {e}") from None
-    return facts if isinstance(facts, dict) else {}
+    if not isinstance(facts, dict):
+        raise ModelError(f"{file} contains {facts!r:.80}, not a JSON object")
+    return facts
+
+
+def read_text(file: Path) -> str:
+    """The text in a file.
+
+    Raises:
+        ModelError: it is not UTF-8.
+    """
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as e:
+        raise ModelError(f"{file} is not a text in UTF-8: {e}") from None
 
 
 def _is_conversation(prompt: Any) -> bool:

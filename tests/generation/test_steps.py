@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -113,6 +114,13 @@ def test_invalid_cache_or_tokens_raise(jitted: Jitted) -> None:
     for tokens in (np.array(P), np.array([P], np.float32)):
         with pytest.raises(InputTypeError, match=r"integers \(batch, count\)"):
             decoder.prefill(decoder.params, decoder.empty_cache(1, LENGTH), tokens)
+
+
+def test_errors_of_python_name_the_decoder() -> None:
+    with pytest.raises(TypeError, match=r"^Decoder\.empty_cache\(\) missing 2 required"):
+        shared.decoder("group query").empty_cache()  # type: ignore[call-arg]
+    for method in (onnx2jax.Decoder.step, onnx2jax.Decoder.encode, onnx2jax.Decoder.generate):
+        assert pickle.loads(pickle.dumps(method)) is method
 
 
 def test_extend_matches_single_steps(jitted: Jitted, style: str) -> None:

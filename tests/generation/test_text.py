@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, processors
 
 import onnx2jax
 from onnx2jax import Decoder
-from onnx2jax.errors import InputNameError, InputTypeError, InputValueError
+from onnx2jax.errors import InputNameError, InputTypeError, InputValueError, ModelError
 from onnx2jax.generation.sampling import Choice, processed
 from onnx2jax.generation.text import Text
 from onnx2jax.generation.text import Tokenizer as Ours
@@ -39,6 +39,95 @@ def test_text_for_text(counting: Decoder) -> None:
     assert list(map("".join, zip(*counting.stream(PROMPTS, 22), strict=True))) == TEXTS
     tokens = counting.encode(PROMPTS[1])
     assert counting.decode(counting.generate(tokens, 22).texts()) == TEXTS[1]
+
+
+def test_texts_are_encoded_and_tokens_decoded(counting: Decoder) -> None:
+    tokens = [list(map(ord, p)) for p in PROMPTS]
+    assert counting.encode(PROMPTS) == counting.encode(tuple(PROMPTS)) == tokens
+    talk = [{"role": "user", "content": "seven"}]
+    assert counting.encode([PROMPTS[1], talk]) == [tokens[1], counting.encode(talk)]
+    for shape in ((-1,), (1, -1), (-1, 1)):
+        assert counting.decode(jnp.reshape(jnp.array(tokens[1]), shape)) == PROMPTS[1]
+    assert counting.decode([]) == ""
+    with pytest.raises(InputTypeError, match="prompt is 3: a text"):
+        counting.encode(3)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "said"),
+    [
+        ([5000], "decode is given tokens from 5000 to 5000; tokens are 0 to 127"),
+        ([3, -1], "tokens from -1 to 3"),
+        ([1.5], r"tokens is \[1\.5\]: token ids of one text, which are whole numbers"),
+        ("one", "tokens is 'one': token ids"),
+        ([[1, 2], [3]], r"decode takes one text, and tokens has 2: \[decoder\.decode\(t\) for t in tokens\]"),
+        ([[1, 2], [3, 4]], r"decode takes one text, and tokens has 2"),
+    ],
+)
+def test_what_is_not_tokens_of_a_text_is_not_decoded(counting: Decoder, tokens: Any, said: str) -> None:
+    with pytest.raises(InputValueError, match=said):
+        counting.decode(tokens)
+
+
+def test_texts_and_tokens_do_not_mix(counting: Decoder) -> None:
+    with pytest.raises(InputValueError, match=r"prompt 0 is a text, and prompt 1 is .*: pass texts alone or token ids"):
+        counting.generate(["seven ", [3, 4]], 3)  # type: ignore[call-overload]
+    assert counting.generate(np.array(PROMPTS), 22) == TEXTS
+
+
+FOLDER = onnx2jax.demo_decoder().parent
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        ("tokenizer.json", "{{", r"tokenizer\.json cannot be read by tokenizers \d.*line 1 column.*tokenizer=False"),
+        ("tokenizer.json", "{}", r"tokenizer\.json cannot be read by tokenizers"),
+        ("tokenizer_config.json", "{", r"tokenizer_config\.json is not valid JSON"),
+        ("tokenizer_config.json", "[]", r"tokenizer_config\.json contains \[\], not a JSON object"),
+        ("tokenizer_config.json", b"\xff", r"tokenizer_config\.json is not a text in UTF-8"),
+        (
+            "tokenizer_config.json",
+            '{"chat_template": 3}',
+            r"chat_template of .*tokenizer_config\.json is 3, not a text",
+        ),
+        (
+            "tokenizer_config.json",
+            '{"chat_template": "{% if %}"}',
+            r"template of .*_config\.json has an error in line 1: ",
+        ),
+        ("chat_template.jinja", "a\n{{ b", r"chat_template\.jinja has an error in line 2: "),
+        ("chat_template.jinja", "{{ 3 | unheard_of }}", r"chat_template\.jinja has an error in line 1: .*unheard_of"),
+    ],
+)
+def test_broken_files_of_a_tokenizer_are_named_when_loading(tmp_path: Path, file: str, text: Any, said: str) -> None:
+    shutil.copytree(FOLDER, tmp_path / "broken")
+    path = tmp_path / "broken" / file
+    path.unlink(missing_ok=True)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ModelError, match=said) as error:
+        onnx2jax.decoder(tmp_path / "broken")
+    assert str(path.parent) in str(error.value)
+    assert onnx2jax.decoder(tmp_path / "broken", tokenizer=False).tokenizer is None
+
+
+def test_a_tokenizer_that_is_no_file_is_named_when_loading(tmp_path: Path) -> None:
+    model = onnx2jax.convert(onnx2jax.demo_decoder())
+    for name in ("gpt2", "a/b"):
+        fix = rf"tokenizer=tokenizers\.Tokenizer\.from_pretrained\('{name}'\)"
+        with pytest.raises(FileNotFoundError, match=f"no such folder or file of a tokenizer; .*{fix}"):
+            onnx2jax.decoder(model, tokenizer=name)
+    with pytest.raises(FileNotFoundError, match=r"of a tokenizer: '.*missing\.json'"):
+        onnx2jax.decoder(model, tokenizer=tmp_path / "missing.json")
+    with pytest.raises(FileNotFoundError, match="no tokenizer found"):
+        onnx2jax.decoder(model, tokenizer=tmp_path)
+
+
+def test_a_template_that_cannot_render_a_conversation_is_named(tmp_path: Path) -> None:
+    shutil.copy(FOLDER / "tokenizer.json", tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{{ 'user: ' + messages[0].content }}")
+    with pytest.raises(InputValueError, match=r"of .*chat_template\.jinja cannot render the conversation: .* str"):
+        Ours(tmp_path).encode([{"role": "user", "content": [{"type": "text", "text": "a"}]}])
 
 
 def test_beams_and_drafts_return_text(counting: Decoder) -> None:
