@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from .. import progress
-from ..errors import InputTypeError, ModelError
+from ..errors import InputTypeError, ModelError, ShardingError
 from ..ir.file import check_keywords
 from ..model.convert import convert
 from ..model.model import Model
 from ..proto.files import without_model
+from ..sharding.plans import mesh_of
+from ..sharding.stages import Staged
 from .decoder import Decoder
 from .keywords import check_loading
 from .prompts import stop_sequences
@@ -61,6 +63,7 @@ def decoder(
         ModelError: the folder contains no decoder, or a file of its configuration or tokenizer is broken.
         FileNotFoundError: there is no file at ``source`` or ``tokenizer``.
         InputTypeError: keywords of ``convert`` with a Model, which is converted already.
+        ShardingError: it is to run in pipeline stages.
 
     >>> import onnx2jax
     >>> counting = onnx2jax.decoder(onnx2jax.demo_decoder())
@@ -69,6 +72,7 @@ def decoder(
     """
     check_loading(converting)
     check_keywords(converting, decoder, convert)
+    _check_stages(converting.get("stages") is not None)
     settings: dict[str, Any] = {}
     if isinstance(source, str | os.PathLike):
         source, prefill, settings = _locate(Path(source), prefill)
@@ -81,6 +85,7 @@ def decoder(
         embed = convert(embed, **{**converting, "scan_layers": False})
     model = source if isinstance(source, Model) else convert(source, **converting)
     first = prefill if prefill is None or isinstance(prefill, Model) else convert(prefill, **converting)
+    _check_stages(any(isinstance(m.placement, Staged) for m in (model, first) if m is not None))
     with progress.stage("finding the decoder's KV caches"):
         return Decoder(
             model,
@@ -90,6 +95,15 @@ def decoder(
             context=settings.get("context") if context is None else context,
             embed=embed,
             tokenizer=settings.get("tokenizer") if tokenizer is None else tokenizer,
+        )
+
+
+def _check_stages(has_stages: bool) -> None:
+    """Raise ShardingError if a decoder is to run in pipeline stages."""
+    if has_stages:
+        raise ShardingError(
+            "a decoder takes no pipeline stages: its loop is one program, and each stage is one of its own. Shard "
+            f"its products instead: onnx2jax.decoder(..., mesh={mesh_of('tensor')}, shardings='tensor')"
         )
 
 

@@ -22,10 +22,10 @@ from ..ir.graph import Graph, Imported, Node
 from ..proto.devices import Configuration, NodeDevices, Sharding, problems
 from .constraints import Axes, Constraints, factored, is_excluded, warn
 from .mesh_layout import best
-from .plans import Plan, as_plan, by_plan, by_rules
+from .plans import Plan, as_plan, by_plan, by_rules, check_axes, mesh_of
 from .propagation import key as of_node
 from .rules import Arrays, Placement, Rules, Shardings, fitting, own_rules
-from .stages import AXIS, cut, in_stages, slices, staged
+from .stages import cut, in_stages, slices, staged
 
 Annotation = tuple[Node, Sharding, str | None]
 """A valid annotation: the node, the sharding, and the key of the sharded initializer, if it is one."""
@@ -59,8 +59,13 @@ def placement(
         )
     if configuration is None and devices is not None:
         raise ShardingError("devices= maps the labels of a device_configuration=, which is missing")
+    plan = as_plan(rules)
+    if plan is not None and training:
+        raise ShardingError(
+            f"plan {plan.kind!r} is for convert; training_info takes patterns over names: shardings={{}}"
+        )
     if mesh is None and rules is not None:
-        raise ShardingError("shardings= needs the mesh that its specs name: mesh=jax.make_mesh((8,), ('data',))")
+        raise ShardingError(f"shardings= needs the mesh whose axes it names: mesh={mesh_of(rules)}")
     if microbatches != 1 and configuration is None:
         raise ShardingError(f"microbatches={microbatches} need pipeline stages: stages=n")
     if configuration is None and mesh is None:
@@ -69,11 +74,6 @@ def placement(
     if configuration is not None:
         return _configured(imported, configuration, devices, graphs, weights, training is not None, microbatches)
     assert mesh is not None
-    plan = as_plan(rules)
-    if plan is not None and training:
-        raise ShardingError(
-            f"plan {plan.kind!r} is for convert; training_info takes patterns over names: shardings={{}}"
-        )
     if plan is not None:
         return by_plan(imported.graph, weights, mesh, plan)
     inputs = () if training else [v.name for v in imported.graph.inputs]
@@ -240,9 +240,9 @@ def by_count(
     """
     whole, parts = slices(mesh, count)
     if mesh is None and rules is not None:
-        raise ShardingError(
-            f"shardings= shard each stage over a mesh: mesh=jax.make_mesh(({count}, 2), ('{AXIS}', 'data'))"
-        )
+        raise ShardingError(f"shardings= shard each stage over a mesh: mesh={mesh_of(rules, count)}")
+    if plan := as_plan(rules):
+        check_axes(plan, whole, count)
     placed = [placement(imported, None, None, part, rules) for part in parts]
     stages = cut(imported.graph, costs(), count)
     weights = analysis.parameters(imported.graph)

@@ -27,7 +27,8 @@ from ..ops.arrays import is_traced
 from ..ops.registry import Shards
 from . import heads, product_rules
 from .propagation import Begin, Key, Rule, ShardedAxes, ValueFacts, Walk, key, moving, nothing
-from .rules import Arrays, Constraint, Placement, Rules, Shardings, check_patterns, entries, fitting
+from .rules import Arrays, Constraint, Placement, Rules, Shardings, check_patterns, entries, fitting, own_rules
+from .stages import AXIS
 
 KINDS: Final = ("data", "fsdp", "tensor", "data+tensor", "fsdp+tensor")
 
@@ -96,6 +97,34 @@ def as_plan(shardings: Any) -> Plan | None:
     return Plan(shardings) if isinstance(shardings, str) else shardings if isinstance(shardings, Plan) else None
 
 
+def mesh_of(shardings: Rules | str | Plan | None, stages: int | None = None) -> str:
+    """The code for a mesh of all devices with the axes that shardings name, and an axis for pipeline stages.
+
+    Raises:
+        ShardingError: they are neither a plan nor rules.
+    """
+    plan = as_plan(shardings)
+    specs = (plan.rules if plan else own_rules(shardings)).values()
+    named = [e if isinstance(e, tuple) else (e,) for spec in specs if isinstance(spec, PartitionSpec) for e in spec]
+    names = dict.fromkeys([*(plan.axes if plan else ()), *(n for e in named for n in e if isinstance(n, str))])
+    first, *others = names or ("data",)
+    axes = {} if stages is None else {AXIS: stages}
+    axes[first] = jax.device_count() // (stages or 1)
+    for name in others:
+        axes[name] = 2 - axes[first] % 2
+        axes[first] //= axes[name]
+    return f"jax.make_mesh({tuple(axes.values())}, {tuple(axes)})"
+
+
+def check_axes(plan: Plan, mesh: Mesh, stages: int | None = None) -> None:
+    """Raise ShardingError if a mesh lacks an axis of a plan."""
+    if missing := [a for a in plan.axes if a not in mesh.axis_names]:
+        raise ShardingError(
+            f"plan {plan.kind!r} shards over axis {missing[0]!r}, the mesh has {list(mesh.axis_names)}: "
+            f"mesh={mesh_of(plan, stages)}, or name its axes: Plan({plan.kind!r}, data=..., model=...)"
+        )
+
+
 def by_plan(graph: Graph, params: Mapping[str, np.ndarray], mesh: Mesh, plan: Plan) -> Placement:
     """The placement of a graph by a plan.
 
@@ -108,11 +137,7 @@ def by_plan(graph: Graph, params: Mapping[str, np.ndarray], mesh: Mesh, plan: Pl
     Raises:
         ShardingError: the mesh lacks an axis, or a rule of the plan does not fit.
     """
-    if missing := [a for a in plan.axes if a not in mesh.axis_names]:
-        raise ShardingError(
-            f"plan {plan.kind!r} shards over axis {missing[0]!r}, the mesh has {list(mesh.axis_names)}: make the mesh "
-            f"jax.make_mesh(..., {plan.axes}), or name its axes: Plan({plan.kind!r}, data=..., model=...)"
-        )
+    check_axes(plan, mesh)
     sharded = pairs(graph, params, mesh.shape[plan.model]) if plan.tensor else ShardedAxes()
     placement, specs = _placement(params, [v.name for v in graph.inputs], mesh, plan, sharded)
     reasons = {

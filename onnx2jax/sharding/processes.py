@@ -22,7 +22,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from .. import compat
-from ..errors import ProcessError
+from ..errors import ProcessError, ShardingError
 
 TIMEOUT: Final = 600
 """Seconds that a process waits for the others."""
@@ -68,7 +68,23 @@ def processes(mesh: Mesh) -> tuple[int, ...]:
 
 def several(mesh: Mesh | None) -> bool:
     """Whether the devices of a mesh belong to more than one process."""
+    check_mesh(mesh)
     return mesh is not None and len(processes(mesh)) > 1
+
+
+def check_mesh(given: Any) -> None:
+    """Raise ShardingError if a caller passes no Mesh; the message makes one of the extents that were meant."""
+    if isinstance(given, Mesh | None):
+        return
+    if isinstance(given, Mapping):
+        shape, names = tuple(given.values()), tuple(given)
+    else:
+        shape = tuple(given) if isinstance(given, list | tuple) else (given,)
+        if not 0 < len(shape) < 3 or not all(isinstance(n, int) for n in shape):
+            shape = (jax.device_count(),)
+        names = ("data", "model")[: len(shape)]
+    make = f"jax.make_mesh({shape}, {names})"
+    raise ShardingError(f"mesh is {given!r:.60}, which is no jax.sharding.Mesh: mesh={make}")
 
 
 def writes(arrays: Mapping[str, Any]) -> tuple[bool, Mesh | None]:

@@ -155,29 +155,45 @@ def _crossing(graph: Graph) -> list[int]:
     return list(accumulate(change))
 
 
-def slices(mesh: Mesh | None, count: int | None) -> tuple[Mesh, list[Mesh]]:
+def _divided(mesh: Mesh, count: int) -> dict[str, int]:
+    """The axes of a mesh of as many devices, with an axis "stage": the largest axis that ``count`` divides is divided.
+
+    Where it divides none, the first axis has the devices that remain for each stage.
+    """
+    largest = max(mesh.axis_names, key=lambda name: (mesh.shape[name] % count == 0, mesh.shape[name]))
+    if mesh.shape[largest] % count == 0:
+        return {AXIS: count, **mesh.shape, largest: mesh.shape[largest] // count}
+    first, *others = mesh.axis_names
+    return {AXIS: count, first: max(1, mesh.size // count), **dict.fromkeys(others, 1)}
+
+
+def slices(mesh: Mesh | None, count: int) -> tuple[Mesh, list[Mesh]]:
     """A mesh with an axis "stage", and its slices along that axis.
 
     Args:
         mesh: the user's mesh; by default the first devices, one per stage.
-        count: the number of stages; by default that of the mesh.
+        count: the number of stages.
 
     Raises:
         ShardingError: the mesh lacks the axis, its extent differs from ``count``, or there are too few devices.
     """
+    if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
+        raise ShardingError(f"stages is {count!r}; it is a number of stages from 1, or None for no stages")
+    devices = jax.devices()
+    if (mesh is None or AXIS not in mesh.axis_names) and count > len(devices):
+        raise ShardingError(f"stages={count}: each stage needs a device, and there are {len(devices)}")
     if mesh is None:
-        devices = jax.devices()
-        if count is None or not 1 <= count <= len(devices):
-            raise ShardingError(f"stages={count}: each stage needs a device, and there are {len(devices)}")
         mesh = Mesh(np.array(devices[:count]), (AXIS,))
     if AXIS not in mesh.axis_names:
-        axes = {AXIS: count, **mesh.shape}
+        axes = _divided(mesh, count)
         raise ShardingError(
             f"stages={count} need an axis {AXIS!r} of the mesh, which has {list(mesh.axis_names)}: "
             f"jax.make_mesh({tuple(axes.values())}, {tuple(axes)})"
         )
-    if count is not None and mesh.shape[AXIS] != count:
-        raise ShardingError(f"stages={count}, and axis {AXIS!r} of the mesh has {mesh.shape[AXIS]} devices")
+    if mesh.shape[AXIS] != count:
+        raise ShardingError(
+            f"stages={count}, and axis {AXIS!r} of the mesh has {mesh.shape[AXIS]} devices: stages={mesh.shape[AXIS]}"
+        )
     place = mesh.axis_names.index(AXIS)
     names = tuple(n for n in mesh.axis_names if n != AXIS) or ("data",)
     shape = tuple(mesh.shape[n] for n in mesh.axis_names if n != AXIS) or (1,)

@@ -27,6 +27,9 @@ from ..ir.graph import Graph, Node
 from ..model.caches import Caches
 from ..model.model import Model
 from ..proto.mapped import load
+from ..sharding.plans import mesh_of
+from ..sharding.processes import check_mesh
+from ..sharding.rules import own_rules
 from .decoders import derived_inputs, next_token_loss, pad_ragged
 from .form import statistics_of
 from .weights import reasons_untrained
@@ -42,7 +45,7 @@ def check_options(
     Raises:
         InputTypeError: the model is not a Model, or the optimizer not an optax optimizer.
         InputShapeError: ``accumulate`` is below 1.
-        ShardingError: shardings without a mesh.
+        ShardingError: shardings without a mesh, or a mesh that is none.
     """
     if not isinstance(model, Model):
         source = repr(str(model)) if isinstance(model, str | os.PathLike) else "source"
@@ -55,8 +58,9 @@ def check_options(
         raise InputTypeError(f"optimizer is {optimizer!r:.60}, not an optax optimizer such as optax.adam(1e-3)")
     if accumulate < 1:
         raise InputShapeError(f"accumulate is {accumulate}; it is a number of microbatches, 1 or more")
+    check_mesh(mesh)
     if shardings and mesh is None:
-        raise ShardingError("shardings need the mesh that they refer to: finetune(..., mesh=mesh)")
+        raise ShardingError(f"shardings need the mesh whose axes they name: mesh={mesh_of(own_rules(shardings))}")
 
 
 def as_loss(

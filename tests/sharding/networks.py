@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -185,6 +186,13 @@ NETWORKS: dict[str, Callable[[], Written]] = {
     "mixture of experts": mixture,
     "4 bits": lambda: in_four_bits("symmetric"),
 }
+
+
+def suggested_mesh(error: Exception) -> jax.sharding.Mesh:
+    """The mesh of the code in an error's message."""
+    code = re.search(r"jax\.make_mesh\(\([\d, ]+\), \([a-z', ]+\)\)", str(error))
+    assert code is not None, error
+    return eval(code[0])
 
 
 @cache

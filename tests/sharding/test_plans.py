@@ -22,7 +22,7 @@ from onnx2jax.errors import ShardingError
 from onnx2jax.model.devices.hlo import Collective, collectives
 from onnx2jax.sharding.rules import bytes_per_device
 from tests.sharding import networks
-from tests.sharding.networks import NETWORKS, alone, written
+from tests.sharding.networks import NETWORKS, alone, suggested_mesh, written
 from tests.support import decoders
 from tests.support.helpers import mesh
 from tests.support.models import mlp
@@ -200,6 +200,56 @@ def test_the_tables() -> None:
 def test_invalid_arguments_are_refused(axes: Any, shardings: Any, match: str) -> None:
     with pytest.raises(ShardingError, match=re.escape(match)):
         onnx2jax.convert(mlp(), mesh=mesh(**axes) if axes else None, shardings=shardings)
+
+
+@pytest.mark.parametrize(
+    ("shardings", "axes"),
+    [
+        ("tensor", {"model": 8}),
+        ("data", {"data": 8}),
+        ("data+tensor", {"data": 4, "model": 2}),
+        (Plan("fsdp+tensor", data="x", model="y", rules={"b1": P("z")}), {"x": 2, "y": 2, "z": 2}),
+        ({"w1": P(None, "cells")}, {"cells": 8}),
+        ({"w1": P()}, {"data": 8}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("has_mesh", [False, True])
+def test_the_suggested_mesh_has_the_axes_that_shardings_name(shardings: Any, axes: Any, has_mesh: bool) -> None:
+    if has_mesh and not isinstance(shardings, str | Plan):
+        pytest.skip("rules without a plan fit any mesh that has their axes")
+    with pytest.raises(ShardingError) as caught:
+        onnx2jax.convert(mlp(), mesh=mesh(other=2) if has_mesh else None, shardings=shardings)
+    suggested = suggested_mesh(caught.value)
+    assert dict(suggested.shape) == axes
+    onnx2jax.convert(mlp(), mesh=suggested, shardings=shardings)
+
+
+@pytest.mark.parametrize(
+    ("given", "axes"),
+    [
+        ((4, 2), {"data": 4, "model": 2}),
+        ({"model": 4}, {"model": 4}),
+        (2, {"data": 2}),
+        (jax.devices(), {"data": 8}),
+        ("data", {"data": 8}),
+    ],
+    ids=["extents", "axes", "a number", "devices", "a name"],
+)
+def test_what_is_no_mesh_is_answered_with_one(given: Any, axes: dict[str, int]) -> None:
+    plain = onnx2jax.convert(mlp())
+    calls: list[Callable[[Any], Any]] = [
+        lambda m: onnx2jax.convert(mlp(), mesh=m),
+        lambda m: onnx2jax.TrainingModel(onnx2jax.demo_training_model(), mesh=m),
+        lambda m: onnx2jax.finetune(plain, lambda y, _: y.sum(), optax.sgd(0.1), trainable="*", mesh=m),
+        lambda m: plain.with_options(mesh=m),
+    ]
+    for call in calls:
+        with pytest.raises(ShardingError, match=r"which is no jax\.sharding\.Mesh") as caught:
+            call(given)
+        suggested = suggested_mesh(caught.value)
+        assert dict(suggested.shape) == axes
+    assert plain.with_options(mesh=suggested).placement is not None
 
 
 def test_plans_with_equal_axes_and_plans_for_training() -> None:

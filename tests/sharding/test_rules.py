@@ -259,7 +259,7 @@ def test_random_draws_are_those_of_one_device() -> None:
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
-        ({"shardings": RULES}, "shardings= needs the mesh that its specs name"),
+        ({"shardings": RULES}, "shardings= needs the mesh whose axes it names"),
         ({"mesh": {"data": 2}, "device_configuration": "c"}, "pass one of them"),
         ({"mesh": {"data": 2}, "shardings": {"w3": P("data")}}, "'w3' matches none of the 5 names"),
         ({"mesh": {"data": 2}, "shardings": {"w*": P("model")}}, "names axis 'model'; the mesh has ['data']"),

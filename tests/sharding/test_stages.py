@@ -27,7 +27,7 @@ from onnx2jax.sharding.rules import bytes_per_device
 from onnx2jax.sharding.stages import Staged
 from tests.conformance.test_devices import annotate
 from tests.sharding import networks
-from tests.sharding.networks import alone, written
+from tests.sharding.networks import alone, suggested_mesh, written
 from tests.support.helpers import mesh
 from tests.support.models import cut_in_the_middle, mlp, model, text_model, value
 from tests.support.tiers import canaries, extended
@@ -232,11 +232,12 @@ def summed() -> onnx.ModelProto:
     ("options", "match"),
     [
         ({"stages": 9}, "stages=9: each stage needs a device, and there are 8"),
-        ({"stages": 0}, "stages=0"),
+        ({"stages": 0}, "stages is 0; it is a number of stages from 1, or None for no stages"),
+        ({"stages": -1}, "stages is -1"),
+        ({"stages": "2"}, "stages is '2'"),
+        ({"stages": 9, "mesh": mesh(data=8)}, "stages=9: each stage needs a device, and there are 8"),
         ({"stages": 5}, "5 stages for 4 nodes: each stage needs a node, so stages=4 is the maximum"),
-        ({"stages": 2, "mesh": mesh(data=2)}, "has ['data']: jax.make_mesh((2, 2), ('stage', 'data'))"),
-        ({"stages": 2, "mesh": mesh(stage=4)}, "stages=2, and axis 'stage' of the mesh has 4 devices"),
-        ({"stages": 2, "shardings": "data"}, "mesh=jax.make_mesh((2, 2), ('stage', 'data'))"),
+        ({"stages": 2, "mesh": mesh(stage=4)}, "stages=2, and axis 'stage' of the mesh has 4 devices: stages=4"),
         ({"stages": 2, "microbatches": 0}, "microbatches=0"),
         ({"microbatches": 2}, "microbatches=2 need pipeline stages"),
         ({"stages": 2, "device_configuration": "c"}, "pass one of them"),
@@ -246,6 +247,37 @@ def summed() -> onnx.ModelProto:
 def test_invalid_arguments_are_refused(options: Any, match: str) -> None:
     with pytest.raises(ShardingError, match=re.escape(match)):
         onnx2jax.convert(mlp(), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "axes"),
+    [
+        ({"mesh": mesh(data=4, model=2)}, {"stage": 2, "data": 2, "model": 2}),
+        ({"mesh": mesh(data=1, model=6)}, {"stage": 2, "data": 1, "model": 3}),
+        ({"mesh": mesh(data=3)}, {"stage": 2, "data": 1}),
+        ({"mesh": mesh(data=1)}, {"stage": 2, "data": 1}),
+        ({"shardings": "data"}, {"stage": 2, "data": 4}),
+        ({"shardings": "fsdp+tensor"}, {"stage": 2, "data": 2, "model": 2}),
+        ({"shardings": "tensor", "mesh": mesh(stage=2, data=2)}, {"stage": 2, "model": 4}),
+        ({"shardings": {"w1": P(None, ("a", "b"))}}, {"stage": 2, "a": 2, "b": 2}),
+    ],
+    ids=str,
+)
+def test_the_suggested_mesh_has_stages(options: Any, axes: dict[str, int]) -> None:
+    """No mesh of more devices than there are."""
+    with pytest.raises(ShardingError) as caught:
+        onnx2jax.convert(mlp(), stages=2, **options)
+    suggested = suggested_mesh(caught.value)
+    assert dict(suggested.shape) == axes
+    staged(mlp(), **options | {"mesh": suggested})
+
+
+def test_decoders_take_no_stages() -> None:
+    proto = onnx2jax.demo_decoder()
+    for source, options in ((proto, {"stages": 2}), (onnx2jax.convert(mlp(), stages=2), {})):
+        with pytest.raises(ShardingError, match="a decoder takes no pipeline stages") as caught:
+            onnx2jax.decoder(source, **options)
+    onnx2jax.decoder(proto, mesh=suggested_mesh(caught.value), shardings="tensor")
 
 
 def test_calls_that_are_refused() -> None:

@@ -152,7 +152,7 @@ def test_a_batch_that_cannot_be_divided_raises() -> None:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"shardings": {"w1": P()}}, "needs the mesh that its specs name"),
+        ({"shardings": {"w1": P()}}, "needs the mesh whose axes it names: mesh=jax.make_mesh"),
         ({"mesh": {"data": 8}, "shardings": {"w3": P()}}, "'w3' matches none of the"),
         ({"mesh": {"data": 8}, "shardings": {"v2": P(None, "data")}}, "'v2' of shape .* axis 1 of 2 cannot be divided"),
         ({"mesh": {"data": 8}, "device_configuration": "c"}, "pass one of them"),
