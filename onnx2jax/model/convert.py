@@ -76,9 +76,10 @@ def convert(
         static: values of inputs, fixed now and copied. Needed only under your own jit, for inputs whose values decide
             shapes; a plain call specialises on them by itself.
         bucket: sizes to which a call pads a dimension variable with zeros, so that few shapes are compiled:
-            ``{"seq": [64, 128]}``; names are those of ``dims``. Outputs that have the dimension are sliced back. Right
-            only if the model masks the padding (by an attention mask, say): the first call that pads also runs without
-            padding, and raises BucketError if an output differs. Models that draw random numbers are not compared.
+            ``{"seq": [64, 128]}``; names are those of ``dims``. Outputs that have the dimension are sliced back. An
+            extent above the largest size is compiled for itself. Right only if the model masks the padding (by an
+            attention mask, say): the first call that pads also runs without padding, and raises BucketError if an
+            output differs. Models that draw random numbers are not compared.
         rebatch: accept any multiple of the model's batch size (1 where its inputs leave it free), and return what each
             group of that many samples returns alone: one program, by ``jax.vmap``. True: the batch is the first
             axis of every input; otherwise its axis by input, ``{"x": 0, "state": 1}``; inputs left out are the same

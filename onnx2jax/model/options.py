@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from .. import compat
-from ..errors import InputNameError, InputValueError, UnsupportedError, names_list
+from ..errors import InputNameError, InputTypeError, InputValueError, UnsupportedError, names_list
 from ..eval.settings import Settings
 from ..ir import layers
 from ..ir.graph import Graph, Imported
@@ -33,6 +33,18 @@ FILE: Final = ("device_configuration", "devices")
 """Options about device configurations, which only the graph of a file has."""
 PER_PROCESS: Final = ("warn_after", "cache_dir", "mesh", "shardings", "devices")
 """Options that may differ between the processes of a mesh, or whose result they compare."""
+
+
+DICTS: Final = {
+    "dims": {"batch": 8},
+    "static": {"shape": [1, 8]},
+    "bucket": {"batch": [1, 4]},
+    "rebatch": {"x": 0},
+    "max_size": {"nms": 100},
+}
+"""Options that are dicts by name, and an example of each."""
+INTEGERS: Final = ("max_trips", "warn_after", "microbatches")
+"""Options that are integers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +81,12 @@ class Options(Devices):
     loop_cond: Literal["onnx", "onnxruntime"] = "onnx"
 
     def __post_init__(self) -> None:
+        self._check_types()
+        if isinstance(self.float32, bool) or not isinstance(self.float32, Iterable):
+            raise InputTypeError(
+                f"float32 is {self.float32!r}; it names the nodes that stay in float32 under dtype=: "
+                "float32=['encoder/norm*']. For a whole model: dtype='float32'"
+            )
         object.__setattr__(self, "float32", tuple(names_list(self.float32)))
         if not isinstance(self.cache_dir, bool | None):
             object.__setattr__(self, "cache_dir", Path(self.cache_dir))
@@ -81,7 +99,21 @@ class Options(Devices):
             raise InputValueError(f"scan_layers is {self.scan_layers!r}; it is True, False, 'calls' or None")
         if self.platform not in (None, *compat.PLATFORMS):
             raise InputValueError(f"platform is {self.platform!r}; it is one of {', '.join(compat.PLATFORMS)}, or None")
+        if both := [n for n in self.bucket or () if n in (self.dims or ())]:
+            raise InputNameError(f"dims fixes {both}, which bucket pads: leave {both[0]!r} out of one of them")
         _ = self.skipped, self.compute_dtype
+
+    def _check_types(self) -> None:
+        """Raise InputTypeError for an option that is no dict or no integer, and takes nothing else."""
+        for name, example in DICTS.items():
+            value, default = getattr(self, name), getattr(Options, name)
+            if not isinstance(value, Mapping | type(default)):
+                other = " or True" if default is False else ""
+                raise InputTypeError(f"{name} is {value!r:.60}; it is a dict{other}: {name}={example}")
+        for name in INTEGERS:
+            value, default = getattr(self, name), getattr(Options, name)
+            if isinstance(value, bool) or not isinstance(value, int | np.integer | type(default)):
+                raise InputTypeError(f"{name} is {value!r:.60}; it is an integer")
 
     @cached_property
     def skipped(self) -> frozenset[str] | None:

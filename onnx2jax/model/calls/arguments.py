@@ -313,8 +313,6 @@ def fixed_inputs(
         InputError: they do not match the inputs.
     """
     declared = {v.name: v for v in inputs}
-    if not isinstance(static, Mapping):
-        raise InputTypeError(f"static is {static!r:.60}; it is a dict of values by input name, {{'shape': [1, 8]}}")
     unknown = sorted(set(static) - set(declared))
     if unknown:
         raise InputNameError(

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...errors import BucketError, InputShapeError, InputTypeError, OnnxError, OperatorError
+from ...errors import BucketError, InputShapeError, InputTypeError, InputValueError, OnnxError, OperatorError
 from ...eval.values import to_host
 from ...ir.graph import Graph, Node
 from ...ops.arrays import is_traced
@@ -29,12 +29,22 @@ TOLERANCE: Final = 5e-3
 
 
 def checked_buckets(inputs: Sequence[ValueInfo], bucket: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
-    """The sizes for each dimension variable, ascending."""
-    check_dims("bucket", bucket, inputs)
+    """The sizes for each dimension variable, ascending.
+
+    Raises:
+        InputNameError, InputTypeError, InputValueError: a key names no dimension, or its value is no list of sizes.
+    """
+    check_dims("bucket", bucket, named_dims(inputs))
     for name, sizes in bucket.items():
         if isinstance(sizes, str) or not isinstance(sizes, Iterable):
             raise InputTypeError(f"bucket has {name!r}: {sizes!r}; it takes a list of sizes, {{{name!r}: [64, 128]}}")
-    return {name: sorted(checked_extent("bucket", name, n) for n in sizes) for name, sizes in bucket.items()}
+    found = {name: sorted(checked_extent("bucket", name, n) for n in sizes) for name, sizes in bucket.items()}
+    if empty := [name for name, sizes in found.items() if not sizes or sizes[0] < 1]:
+        name = empty[0]
+        raise InputValueError(
+            f"bucket has {name!r}: {bucket[name]!r}; it takes sizes of 1 or more, {{{name!r}: [1, 4]}}"
+        )
+    return found
 
 
 def with_names(graph: Graph, bucket: Mapping[str, Sequence[int]]) -> Graph:

@@ -185,7 +185,7 @@ class Groups:
     def _joined(self, value: ValueInfo) -> ValueInfo:
         """The declaration of an output of all groups."""
         if value.name in self.outputs:
-            return self._freed(value, self.outputs[value.name])
+            return self._freed(value, self.outputs[value.name], () if value.name in self.named else {None})
         if value.shape is None:
             return value
         is_batch = value.shape and value.shape[0] in (self.size, *self.variables)
