@@ -5,13 +5,13 @@ from __future__ import annotations
 import enum
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import jax
 
-from .errors import UnsupportedError
+from .errors import UnsupportedError, did_you_mean
 from .ir.file import check_keywords
 from .model.convert import convert
 from .model.model import Model
@@ -29,6 +29,55 @@ __all__ = [
 ]
 
 PROVIDER: Final = "JaxExecutionProvider"
+
+_LOGGING: Final = ("log_severity_level", "log_verbosity_level", "logid")
+_PROFILING: Final = ("enable_profiling", "profile_file_prefix")
+_THREADING: Final = ("intra_op_num_threads", "inter_op_num_threads", "use_per_session_threads")
+_DEVICES: Final = "devices are chosen by jax.default_device, or InferenceSession(..., mesh=mesh)"
+_PROFILE: Final = "session.model.profile(...) of inputs is a profile by node"
+_LOGS: Final = "JAX logs by Python's logging, logging.getLogger('jax').setLevel('ERROR')"
+_THREADS: Final = "XLA has as many threads as NPROC in the environment says"
+IGNORED: Final = {
+    "*": "of onnxruntime's own classes nothing is read, onnx2jax.session.SessionOptions has effect",
+    "optimized_model_filepath": "onnx2jax.save(session.model.simplified(), path) writes a smaller file",
+    **dict.fromkeys(_PROFILING, _PROFILE),
+    **dict.fromkeys(_THREADING, _THREADS),
+    **dict.fromkeys(_LOGGING, _LOGS),
+}
+"""Options without effect -> what to use."""
+_ARRAYS: Final = (
+    "JAX arrays stay on their device without it. Call the model, session.model(...), with arrays from jax.device_put; "
+    "its results stay on the device, too"
+)
+_DIMENSIONS: Final = (
+    "add_free_dimension_override_by_name takes the names of dimensions, as session.get_inputs() has them"
+)
+_VALUES: Final = "session.model.with_params({name: array}) has other values of initializers"
+_ONE: Final = "there is one provider, JAX's: leave it out"
+INSTEAD: Final = {
+    "OrtValue": _ARRAYS,
+    "IOBinding": _ARRAYS,
+    "io_binding": _ARRAYS,
+    "run_with_iobinding": _ARRAYS,
+    "run_with_ort_values": _ARRAYS,
+    "run_async": "session.model(...) returns JAX arrays before they are computed; jax.block_until_ready waits",
+    "end_profiling": _PROFILE,
+    "get_profiling_start_time_ns": _PROFILE,
+    "disable_fallback": _ONE,
+    "enable_fallback": _ONE,
+    "add_provider": _ONE,
+    "add_initializer": _VALUES,
+    "add_external_initializers": _VALUES,
+    "add_free_dimension_override_by_denotation": _DIMENSIONS,
+    "register_custom_ops_library": "it holds machine code for onnxruntime, write its operators with onnx2jax.ops.op",
+    "set_default_logger_severity": _LOGS,
+    "set_default_logger_verbosity": _LOGS,
+    "set_seed": "session.run draws other random numbers in each call, session.model.run(None, feeds, rng=0) the same",
+    "disable_telemetry_events": "nothing is sent to anybody: leave it out",
+    "capi": "errors are those of onnx2jax.errors",
+    "__version__": "onnx2jax.__version__ is that of this package",
+}
+"""Attributes of onnxruntime, its sessions and options -> what to use."""
 
 
 class GraphOptimizationLevel(enum.IntEnum):
@@ -48,12 +97,61 @@ class ExecutionMode(enum.IntEnum):
     ORT_PARALLEL = 1
 
 
-class RunOptions:
-    """Options of a run; any attribute may be set, and is ignored with one warning."""
+class _UnsupportedName(UnsupportedError, AttributeError):
+    """What onnxruntime has and this interface lacks; ``hasattr`` is False for it."""
 
 
-class SessionOptions:
-    """Options of a session: those below have effect, any other may be set, and is ignored with one warning.
+def _missing(owner: str, name: str, known: Iterable[str]) -> AttributeError:
+    if name in INSTEAD:
+        return _UnsupportedName(f"{owner}.{name} is unsupported: {INSTEAD[name]}")
+    return AttributeError(f"{owner} has no attribute {name!r}{did_you_mean(name, known)}")
+
+
+class _Interface:
+    """Base of classes of onnxruntime's names: what they lack is answered with what to use."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise _missing(type(self).__name__, name, dir(self))
+
+
+class _Options(_Interface):
+    """Options that may be set: those of onnxruntime.
+
+    Raises:
+        AttributeError: another attribute is set, such as a misspelt one.
+    """
+
+    _names: frozenset[str] = frozenset()
+    _entries: dict[str, str]
+
+    def __init__(self) -> None:
+        self._entries = {}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self._names and not name.startswith("_"):
+            near = did_you_mean(name, self._names)
+            raise AttributeError(f"{type(self).__name__} has no option {name!r}{near or f': {sorted(self._names)}'}")
+        super().__setattr__(name, value)
+
+    def _ignored(self) -> list[str]:
+        """The options that were set and have no effect."""
+        return sorted([n for n in vars(self) if n[0] != "_" and n != "graph_optimization_level"] + [*self._entries])
+
+
+class RunOptions(_Options):
+    """Options of a run: onnxruntime's may be set, and are ignored with one warning for each."""
+
+    _names = frozenset({*_LOGGING, "only_execute_path_to_fetches", "terminate", "training_mode"})
+
+    def add_run_config_entry(self, key: str, value: str) -> None:
+        """Ignored, with one warning."""
+        self._entries[key] = value
+
+
+class SessionOptions(_Options):
+    """Options of a session: those below have effect; onnxruntime's others are ignored with one warning for each.
 
     Attributes:
         graph_optimization_level: ``ORT_DISABLE_ALL`` is ``convert(..., optimize=False)``.
@@ -64,7 +162,18 @@ class SessionOptions:
     >>> options.add_free_dimension_override_by_name("batch", 8)
     """
 
+    _names = frozenset(
+        {
+            *_LOGGING,
+            *_PROFILING,
+            *_THREADING,
+            *("enable_cpu_mem_arena", "enable_mem_pattern", "enable_mem_reuse", "execution_mode", "execution_order"),
+            *("graph_optimization_level", "optimized_model_filepath", "use_deterministic_compute"),
+        }
+    )
+
     def __init__(self) -> None:
+        super().__init__()
         self.graph_optimization_level = GraphOptimizationLevel.ORT_ENABLE_ALL
         self._dims: dict[str, int] = {}
 
@@ -74,15 +183,7 @@ class SessionOptions:
 
     def add_session_config_entry(self, key: str, value: str) -> None:
         """Ignored, with one warning."""
-        setattr(self, key, value)
-
-    def register_custom_ops_library(self, path: str) -> None:
-        """Unsupported.
-
-        Raises:
-            UnsupportedError: always, with the alternative.
-        """
-        raise UnsupportedError(f"{path} holds machine code for onnxruntime: write its operators with onnx2jax.ops.op")
+        self._entries[key] = value
 
     def _options(self) -> dict[str, Any]:
         """The keywords of ``convert``."""
@@ -122,7 +223,7 @@ class ModelMetadata:
     custom_metadata_map: dict[str, str]
 
 
-class InferenceSession:
+class InferenceSession(_Interface):
     """A model with the calls of ``onnxruntime.InferenceSession``, run by JAX.
 
     Args:
@@ -144,7 +245,8 @@ class InferenceSession:
     (2, 10)
     """
 
-    _warned = False
+    _warned: ClassVar[set[str]] = set()
+    """The ignored options that a warning has named."""
 
     def __init__(
         self,
@@ -157,6 +259,7 @@ class InferenceSession:
         check_keywords(options, InferenceSession, convert)
         own = sess_options._options() if isinstance(sess_options, SessionOptions) else {}
         self.model: Model = convert(path_or_bytes, **{**own, **options})
+        self._sess_options = SessionOptions() if sess_options is None else sess_options
         self._warn_once(providers, provider_options, sess_options=sess_options)
 
     @staticmethod
@@ -166,15 +269,20 @@ class InferenceSession:
         **options: SessionOptions | RunOptions | None,
     ) -> None:
         own = {PROVIDER} | ({"CPUExecutionProvider"} if jax.default_backend() == "cpu" else set())
-        ignored = [f"{kind}.{name}" for kind, given in options.items() for name in _ignored(given)]
-        ignored += ["providers"] * bool({p if isinstance(p, str) else p[0] for p in providers or ()} - own)
-        ignored += ["provider_options"] * any(provider_options or ())
-        if ignored and not InferenceSession._warned:
-            InferenceSession._warned = True
+        ignored = {
+            f"{kind}.{name}": IGNORED.get(name, "")
+            for kind, given in options.items()
+            for name in (given._ignored() if isinstance(given, _Options) else ["*"] * (given is not None))
+        }
+        if {p if isinstance(p, str) else p[0] for p in providers or ()} - own:
+            ignored["providers"] = _DEVICES
+        if any(provider_options or ()):
+            ignored["provider_options"] = _DEVICES
+        if new := {name: fix for name, fix in ignored.items() if name not in InferenceSession._warned}:
+            InferenceSession._warned.update(new)
+            fixes = "; ".join(dict.fromkeys(filter(None, new.values())))
             warnings.warn(
-                f"onnx2jax.session.InferenceSession ignores {', '.join(ignored)}: JAX runs the model on "
-                f"{jax.default_backend()}. To choose devices: jax.default_device, or InferenceSession(..., mesh=mesh)",
-                stacklevel=3,
+                f"onnx2jax.session.InferenceSession ignores {', '.join(new)}{': ' * bool(fixes)}{fixes}", stacklevel=3
             )
 
     def __repr__(self) -> str:
@@ -222,6 +330,10 @@ class InferenceSession:
         """The only provider: JAX."""
         return get_available_providers()
 
+    def get_session_options(self) -> Any:
+        """The ``sess_options``."""
+        return self._sess_options
+
     def get_provider_options(self) -> dict[str, dict[str, str]]:
         """The options of the provider: none."""
         return {PROVIDER: {}}
@@ -229,36 +341,6 @@ class InferenceSession:
     def set_providers(self, providers: Sequence[Any], provider_options: Any = None) -> None:
         """Ignored, with one warning."""
         self._warn_once(providers, provider_options)
-
-    def io_binding(self) -> Any:
-        """Unsupported.
-
-        Raises:
-            UnsupportedError: always, with the alternative.
-        """
-        raise self._no_binding("io_binding")
-
-    def run_with_iobinding(self, *_: Any) -> Any:
-        """Unsupported, like ``io_binding``."""
-        raise self._no_binding("run_with_iobinding")
-
-    def run_with_ort_values(self, *_: Any) -> Any:
-        """Unsupported, like ``io_binding``."""
-        raise self._no_binding("run_with_ort_values")
-
-    def _no_binding(self, what: str) -> UnsupportedError:
-        names = ", ".join(v.name for v in self.model.inputs)
-        return UnsupportedError(
-            f"{what} is unsupported: JAX arrays stay on their device without it. Call the model, "
-            f"session.model({names}), with arrays from jax.device_put; its results stay on the device, too"
-        )
-
-
-def _ignored(options: Any) -> list[str]:
-    """The attributes of options that have no effect; of onnxruntime's own, whose attributes all have a value, "*"."""
-    if not isinstance(options, SessionOptions | RunOptions | None):
-        return ["*"]
-    return sorted(vars(options or RunOptions()).keys() - {"graph_optimization_level", "_dims"})
 
 
 def _node_arg(info: ValueInfo) -> NodeArg:
@@ -289,3 +371,9 @@ def _type_name(kind: Any) -> str:
 
 def _element(dtype: Any) -> str:
     return ELEMENT_TYPES[to_code(dtype)].name.lower()
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        raise _missing("onnx2jax.session", name, __all__)

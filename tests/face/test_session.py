@@ -35,7 +35,7 @@ FEEDS = {
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Resets the warning."""
-    monkeypatch.setattr(InferenceSession, "_warned", False)
+    monkeypatch.setattr(InferenceSession, "_warned", set())
     yield
 
 
@@ -96,22 +96,53 @@ def test_options_without_effect_are_named() -> None:
     options.intra_op_num_threads = 1  # type: ignore[attr-defined]
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     with pytest.warns(UserWarning, match=r"ignores sess_options.intra_op_num_threads, sess_options.session.intra"):
+        session = InferenceSession(onnx2jax.demo_model(), options)
+    assert session.get_session_options() is options
+    options.enable_profiling = True
+    options.optimized_model_filepath = "small.onnx"
+    both = r"enable_profiling, .*: session\.model\.profile.*; onnx2jax\.save\(session\.model\.simplified\(\), path\)"
+    with pytest.warns(UserWarning, match=both) as caught:
         InferenceSession(onnx2jax.demo_model(), options)
-    with pytest.raises(errors.UnsupportedError, match=r"onnx2jax\.op"):
-        options.register_custom_ops_library("ops.so")
+    assert "threads" not in str(caught[0].message)  # of which the first warning was
+    feed, run_options = {"image": np.zeros((1, 1, 8, 8), np.float32)}, onnx2jax.session.RunOptions()
+    run_options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    with pytest.warns(UserWarning, match=r"ignores run_options\.memory\.enable_memory_arena_shrinkage$"):
+        session.run(None, feed, run_options)
+
+
+def test_options_are_those_of_onnxruntime() -> None:
+    for name in ("SessionOptions", "RunOptions"):
+        ours, theirs = (getattr(m, name)() for m in (onnx2jax.session, onnxruntime))
+        settable = [n for n in dir(theirs) if n[0] != "_" and not callable(getattr(theirs, n))]
+        for option in settable:
+            setattr(ours, option, getattr(theirs, option))
+        assert {*settable} <= {*vars(ours)}
+    with pytest.raises(AttributeError, match="no option 'intra_op_num_thread'; did you mean 'intra_op_num_threads'"):
+        onnx2jax.session.SessionOptions().intra_op_num_thread = 1
+    with pytest.raises(AttributeError, match="RunOptions has no option 'x': "):
+        onnx2jax.session.RunOptions().x = 1
+
+
+def test_what_the_session_lacks_is_answered_with_what_to_use(
+    both: tuple[InferenceSession, onnxruntime.InferenceSession],
+) -> None:
+    module = onnx2jax.session
+    owners = (module, both[0], module.SessionOptions())
+    theirs = (onnxruntime, both[1], onnxruntime.SessionOptions())
+    for name in module.INSTEAD:
+        owner = next(ours for ours, their in zip(owners, theirs, strict=True) if hasattr(their, name) or "bind" in name)
+        assert not hasattr(owner, name)
+        with pytest.raises(errors.UnsupportedError, match=f"{name} is unsupported: "):
+            getattr(owner, name)
+    with pytest.raises(AttributeError, match="has no attribute 'InferenceSesion'; did you mean 'InferenceSession'"):
+        _ = module.InferenceSesion
+    with pytest.raises(AttributeError, match="has no attribute 'get_input'; did you mean 'get_inputs'"):
+        _ = both[0].get_input
 
 
 def test_names_that_choose_a_device() -> None:
     assert onnx2jax.session.get_available_providers() == ["JaxExecutionProvider"]
     assert onnx2jax.session.get_device() == onnxruntime.get_device() == "CPU"
-
-
-@pytest.mark.parametrize("call", ["io_binding", "run_with_iobinding", "run_with_ort_values"])
-def test_io_binding_errors_name_the_alternative(
-    both: tuple[InferenceSession, onnxruntime.InferenceSession], call: str
-) -> None:
-    with pytest.raises(errors.UnsupportedError, match=rf"{call} is unsupported: .* session.model\(x, at, s, h, b\)"):
-        getattr(both[0], call)()
 
 
 def test_feeds_that_do_not_fit_are_errors(both: tuple[InferenceSession, onnxruntime.InferenceSession]) -> None:
