@@ -76,6 +76,9 @@ def load_artifacts(folder: str | os.PathLike[str], *, checkpoint: str = "checkpo
         ImportError: flatbuffers is not installed.
     """
     folder = Path(folder)
+    for name in ("eval_model.onnx", checkpoint):
+        if not (folder / name).is_file():
+            raise _missing(folder, name)
     message = read_model(folder / "eval_model.onnx")
     content, files = read_checkpoint(folder / checkpoint), ExternalFiles(folder)
     if len(content.groups) > 1:
@@ -91,6 +94,16 @@ def load_artifacts(folder: str | os.PathLike[str], *, checkpoint: str = "checkpo
         step=group.step if group else 0,
         moments={n: {t.name: to_array(t, files) for t in ts} for n, ts in (group.moments if group else {}).items()},
         properties=content.properties,
+    )
+
+
+def _missing(folder: Path, name: str) -> FileNotFoundError:
+    """The error about a folder without a file."""
+    others = sorted(p.name for p in folder.glob("*") if p.is_file() and p.suffix != ".onnx")
+    fix = f", or the name of its checkpoint: checkpoint={others[0]!r}" if others and name != "eval_model.onnx" else ""
+    return FileNotFoundError(
+        f"{str(folder)!r} has no file {name!r}: pass a folder that onnxruntime.training.artifacts.generate_artifacts "
+        f"has written (of the package onnxruntime-training){fix}"
     )
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from .. import compat
-from ..errors import CheckpointError, InputTypeError, known_keywords
+from ..errors import CheckpointError, InputTypeError, InputValueError, known_keywords
 from ..eval.values import to_host
 from ..proto import atomic
 from ..sharding.processes import together, writes
@@ -39,6 +39,8 @@ SAFETENSORS_TYPES: Final = {"bool", "float16", "float32", "float64", "bfloat16",
 _FLOAT8: Final = {f"float8_{x}" for x in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")}
 ORBAX_TYPES: Final = SAFETENSORS_TYPES | {"complex128"} | _FLOAT8
 """The dtypes that orbax supports; others are stored as bytes."""
+OTHER_FORMATS: Final = {".npz", ".npy", ".onnx", ".pt", ".pth", ".pkl", ".pickle", ".h5", ".json", ".msgpack"}
+"""Suffixes of files that ``save_checkpoint`` does not write."""
 
 
 @known_keywords
@@ -52,13 +54,15 @@ def save_checkpoint(path: str | os.PathLike[str], state: Any, *, position: Any =
         state: any pytree of arrays: a state of TrainingModel, ``finetune`` or optax, or a dict of parameters. A typed
             PRNG key is stored as its data and the name of its algorithm. Each tensor is named by the path of its leaf:
             ``params/fc.weight``.
-        position: what else to resume from, such as the position in the data: any JSON value.
+        position: what else to resume from, such as the position in the data: any JSON value. Scalars of NumPy and JAX
+            become numbers.
 
     Returns:
         The path.
 
     Raises:
         TypeError: a leaf is not an array, or ``position`` is not a JSON value.
+        InputValueError: the path has the suffix of another format, such as .npz.
         ImportError: safetensors is not installed.
 
     >>> import jax, jax.numpy as jnp, tempfile, onnx2jax
@@ -72,6 +76,11 @@ def save_checkpoint(path: str | os.PathLike[str], state: Any, *, position: Any =
     save_file = compat.optional("safetensors.numpy", "checkpoint").save_file
     _check_path(path, "save_checkpoint(path, state)")
     path = Path(path)
+    if path.suffix.lower() in OTHER_FORMATS:
+        raise InputValueError(
+            f"{str(path)!r} has the name of another format, and the file is one of safetensors: "
+            f"{str(path.with_suffix('.safetensors'))!r}"
+        )
     arrays, metadata = _entries(state, position)
     ours, mesh = writes(arrays)
     with together(mesh, "save_checkpoint"):
@@ -159,6 +168,7 @@ class Checkpoints:
         keep: the number of newest steps to keep; None for all.
 
     Raises:
+        InputValueError: ``keep`` is below 1.
         ImportError: orbax is not installed.
 
     >>> import jax.numpy as jnp, tempfile, onnx2jax
@@ -172,6 +182,8 @@ class Checkpoints:
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, keep: int | None = 3) -> None:
+        if isinstance(keep, bool) or not isinstance(keep, int | np.integer | None) or (keep is not None and keep < 1):
+            raise InputValueError(f"keep is {keep!r}; it is a number of checkpoints, 1 or more, or None for all")
         self._orbax = orbax = compat.optional("orbax.checkpoint", "checkpoint")
         self.folder: Path = Path(folder)
         options = orbax.CheckpointManagerOptions(max_to_keep=keep)
@@ -199,7 +211,7 @@ class Checkpoints:
             newest = self._manager.latest_step()
             if newest is not None and step <= newest:
                 raise ValueError(f"step {step} is not above {newest}, the newest in {str(self.folder)!r}")
-            said.same({"step": step, "newest": newest, "position": position})
+            said.same({"step": step, "newest": newest, "position": metadata["position"]})
         # orbax rejects empty arrays, and unsupported dtypes only later, in the background.
         arrays = {n: a if a.dtype.name in ORBAX_TYPES else _bytes(a) for n, a in arrays.items() if a.size}
         args = self._orbax.args
@@ -221,8 +233,9 @@ class Checkpoints:
         with together(writes(leaves)[1], "Checkpoints.load") as said:
             steps = self.steps
             if not steps or step not in (None, *steps):
-                available = f"the available steps are {steps}"
-                raise FileNotFoundError(f"no checkpoint {step or ''} in {str(self.folder)!r}; {available}")
+                which = "checkpoint" if step is None else f"checkpoint of step {step}"
+                available = f"the available steps are {steps}" if steps else "Checkpoints.save has written none there"
+                raise FileNotFoundError(f"there is no {which} in {str(self.folder)!r}: {available}")
             number = steps[-1] if step is None else step
             said.same({"step": number})
         where, args = f"step {number} of {str(self.folder)!r}", self._orbax.args
@@ -308,11 +321,14 @@ def _entries(state: Any, position: Any) -> tuple[dict[str, Any], dict[str, Any]]
     """The arrays of a state by name, and its metadata."""
     check_not_donated(state)
     leaves, _ = _leaves(state)
-    text = json.dumps(position)
-    if json.loads(text) != position:
+    try:
+        text = json.dumps(position, default=_number)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"position ({position!r:.80}) is no JSON value: {error}") from None
+    if (plain_position := json.loads(text)) != position:
         raise TypeError(f"position ({position!r:.80}) is changed by JSON to {text:.80}; use lists, and strings as keys")
     keys = {name: str(jax.random.key_impl(leaf)) for name, leaf in leaves.items() if is_key(leaf)}
-    metadata = {"entries": {n: _type(leaf) for n, leaf in leaves.items()}, "keys": keys, "position": position}
+    metadata = {"entries": {n: _type(leaf) for n, leaf in leaves.items()}, "keys": keys, "position": plain_position}
 
     def plain(leaf: Any) -> Any:
         if is_key(leaf):
@@ -321,6 +337,14 @@ def _entries(state: Any, position: Any) -> tuple[dict[str, Any], dict[str, Any]]
         return leaf if isinstance(leaf, jax.Array) else np.array(leaf)  # the caller may overwrite a NumPy array
 
     return {name: plain(leaf) for name, leaf in leaves.items()}, metadata
+
+
+def _number(value: Any) -> int | float | bool:
+    """A scalar of NumPy or JAX as a number."""
+    if isinstance(value, np.generic | np.ndarray | jax.Array) and not np.ndim(value):
+        return value.item()
+    fix = "; use value.tolist()" if hasattr(value, "tolist") else ""
+    raise TypeError(f"it has {type(value).__name__} ({value!r:.60}){fix}")
 
 
 def _bytes(array: Any) -> np.ndarray:

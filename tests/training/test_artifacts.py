@@ -242,8 +242,14 @@ def test_several_groups_are_unsupported(folder: Path) -> None:
 
 
 def test_missing_and_foreign_files_raise(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(
+        FileNotFoundError, match=r"has no file 'other': .*generate_artifacts.*its checkpoint: checkpoint='checkpoint'$"
+    ):
         onnx2jax.training.load_artifacts(folder, checkpoint="other")
+    with pytest.raises(
+        FileNotFoundError, match=r"'/nope' has no file 'eval_model.onnx': .*generate_artifacts has writ"
+    ):
+        onnx2jax.training.load_artifacts("/nope")
     with pytest.raises(ModelError, match="is not a checkpoint of onnxruntime: its identifier is"):
         onnx2jax.training.load_artifacts(folder, checkpoint="eval_model.onnx")
     monkeypatch.setitem(sys.modules, "flatbuffers", None)

@@ -24,7 +24,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import onnx2jax
-from onnx2jax.errors import CheckpointError
+from onnx2jax.errors import CheckpointError, InputValueError
 from onnx2jax.training import checkpoint
 from tests.support import resumption
 from tests.support.helpers import ROOT, mesh
@@ -139,11 +139,14 @@ ONE = {"x": np.ones(1)}
 def test_position_round_trip(through: Format, tmp_path: Path) -> None:
     positions: list[Any] = [{"epoch": 2, "batches": [1, 2.5, "x", None, True]}, 7, "text", [], 2**70]
     assert [through(tmp_path, ONE, ONE, position)[1] for position in positions] == positions
+    scalars = {"a": np.int64(3), "b": [np.float32(0.5), np.bool_(True)], "c": jnp.int32(4), "d": np.array(5)}
+    position = through(tmp_path, ONE, ONE, scalars)[1]
+    assert position == {"a": 3, "b": [0.5, True], "c": 4, "d": 5} and type(position["a"]) is int
 
 
 @either_format
 def test_positions_that_json_changes_raise(through: Format, tmp_path: Path, subtests: pytest.Subtests) -> None:
-    for position in ((1, 2), {1: 2}, np.arange(3), {1, 2}, object()):
+    for position in ((1, 2), {1: 2}, {np.int64(1): 2}, np.arange(3), {1, 2}, object()):
         with subtests.test(msg=repr(position)), pytest.raises(TypeError, match="JSON"):
             through(tmp_path, ONE, ONE, position)
 
@@ -154,6 +157,18 @@ def test_leaves_that_are_not_arrays_raise(through: Format, tmp_path: Path, subte
     for leaf in (1.5, "text", np.array(["text"], object), object(), np.ma.masked_array(np.ones(2), [True, False])):
         with subtests.test(msg=repr(leaf)), pytest.raises(TypeError, match=message):
             through(tmp_path, {"params": {"w": leaf}}, {})
+
+
+def test_names_of_other_formats_raise(tmp_path: Path) -> None:
+    with pytest.raises(InputValueError, match=r"one of safetensors: '.*s\.safetensors'"):
+        onnx2jax.training.save_checkpoint(tmp_path / "s.npz", ONE)
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("keep", [0, -1, True, "3"])
+def test_checkpoints_to_keep_are_one_or_more(keep: Any, tmp_path: Path) -> None:
+    with pytest.raises(InputValueError, match="it is a number of checkpoints, 1 or more, or None for all"):
+        onnx2jax.training.Checkpoints(tmp_path / "run", keep=keep)
 
 
 def test_two_leaves_with_the_same_name_raise(tmp_path: Path) -> None:
@@ -228,13 +243,15 @@ def test_a_loaded_state_does_not_recompile_and_like_may_be_donated(through: Form
 def test_steps_of_a_folder(tmp_path: Path) -> None:
     with onnx2jax.training.Checkpoints(tmp_path / "run", keep=2) as checkpoints:
         assert checkpoints.steps == []
-        with pytest.raises(FileNotFoundError, match=r"the available steps are \[\]"):
+        with pytest.raises(
+            FileNotFoundError, match=r"there is no checkpoint in '.*': Checkpoints\.save has written none"
+        ):
             checkpoints.load({})
         for step in (1, 5, 9):
             checkpoints.save(step, {"w": jnp.full(2, step, jnp.int32)}, position=step * 10)
         assert checkpoints.steps == [5, 9]
         assert checkpoints.load({"w": jnp.zeros(2, jnp.int32)}, step=5)[1] == 50
-        with pytest.raises(FileNotFoundError, match="no checkpoint 1 in"):
+        with pytest.raises(FileNotFoundError, match=r"no checkpoint of step 1 in .*steps are \["):
             checkpoints.load({}, step=1)
         with pytest.raises(ValueError, match="step 9 is not above 9, the newest"):
             checkpoints.save(9, {})
