@@ -151,7 +151,9 @@ class Model(Views, Exports):
         else:
             runtime.note("run", "full")
             x32 = compat.in_32_bits()
-            with compat.enable_x64():
+            # Values that are at hand inside of a caller's jit are computed there as outside: the results are NumPy's.
+            is_known = compat.in_a_program() and not is_traced(feeds, runtime.unchecked)
+            with compat.enable_x64(), compat.outside() if is_known else nullcontext():
 
                 def bind() -> tuple[dict[str, Any], Any]:
                     bound = arguments.bind(self.inputs, self.optional, (), feeds, self.settings.dtype)

@@ -12,7 +12,7 @@ from .. import compat
 from ..errors import known_keywords, names_list
 from ..ir.graph import Graph
 from ..proto.types import ValueInfo
-from .calls.arguments import by_name
+from .calls.arguments import by_name, check_untraced
 from .parameters import Parameters
 
 if TYPE_CHECKING:
@@ -207,6 +207,7 @@ class Views(Parameters):
         """
         from .reports.verify import verify
 
+        check_untraced("verify", args, named)
         keywords = ["against", "each_node", "rtol", "atol", "seed"]
         inputs = by_name(self.inputs, self.optional, args, named, keywords) if args or named else None
         return verify(self, inputs, against, each_node, rtol, atol, seed)
@@ -261,6 +262,7 @@ class Views(Parameters):
         """
         from .reports.profile import profile
 
+        check_untraced("profile", args, named)
         return profile(self, args, named, rng, calls)
 
     @known_keywords

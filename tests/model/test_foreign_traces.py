@@ -16,7 +16,7 @@ import pytest
 from jax.extend.core import Primitive
 
 import onnx2jax
-from onnx2jax.errors import OnnxError
+from onnx2jax.errors import InputTypeError, OnnxError
 from tests.support.confusable import CASES, real
 from tests.support.foreign_traces import TRACES
 from tests.support.helpers import mesh
@@ -149,6 +149,26 @@ def test_functions_that_an_exporter_replaces_are_not_kept(way: str) -> None:
     assert_same(model.run(None, {"x": x}), wanted)
     assert_same([jax.jit(model)(x)], wanted)
     assert_same([model.apply(model.params, x)], wanted)
+
+
+def test_methods_that_run_a_model_on_values_inside_of_a_jit() -> None:
+    """With values at hand they do as outside; traced ones are an error that says so."""
+    model, x = onnx2jax.convert(DENSE), real(np.random.default_rng(0), 2, 4)
+    found: dict[str, Any] = {}
+
+    def inside(y: Any) -> Any:
+        found.update(
+            run=model.compile(x).run(None, {"x": x}), verified=model.verify(x), profile=model.profile(x, calls=1)
+        )
+        return y
+
+    jax.jit(inside)(1.0)
+    assert_same(found["run"], [np.maximum(x @ W, 0)])
+    assert found["verified"].ok and found["profile"].nodes
+    for method in (model.verify, model.profile):
+        for transform in (jax.jit, jax.vmap):
+            with pytest.raises(InputTypeError, match=f"call model.{method.__name__} outside of it, with arrays"):
+                transform(lambda x: method(x))(x)  # noqa: B023
 
 
 def test_a_training_step_does_not_keep_what_an_exporter_replaces() -> None:

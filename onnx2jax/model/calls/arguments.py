@@ -220,6 +220,15 @@ def _leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
+def check_untraced(method: str, *given: Any) -> None:
+    """Raise InputTypeError if an input of a method that runs the model on values is traced."""
+    if is_traced(given):
+        raise InputTypeError(
+            f"{method} runs the model on values, and an input is traced, as inside of jax.jit, grad and vmap: call "
+            f"model.{method} outside of it, with arrays"
+        )
+
+
 def check_readable(value: Any, *what: Any) -> None:
     """Raise if an array is masked, or its buffer was donated or deleted; the message names ``what``.
 
