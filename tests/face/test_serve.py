@@ -162,8 +162,8 @@ def test_wrong_inputs_are_422_and_leave_the_others_alone(server: Server) -> None
         "image takes float32, which this is not: None": {"image": None},
         "image has lists of different lengths": {"image": [[1], [1, 2]]},
         "image has a number beyond float32": {"image": [[[1e39] * 8] * 8]},
-        "the inputs are image; given: imag": {"imag": 1},
-        "the inputs are image; given: ": {},
+        "the inputs are ['image']; given: ['imag']": {"imag": 1},
+        "the inputs are ['image']; given: []": {},
     }
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # none in the server's log
