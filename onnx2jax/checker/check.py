@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, NamedTuple, Unpack
 
 from ..errors import ModelError, OnnxError
@@ -20,6 +19,7 @@ from ..ops.registry import supported
 from ..proto.external import ExternalFiles
 from ..proto.messages import ModelProto, normal_domain, tensors
 from ..proto.operator_sets import MAGIC, OperatorSet, parse, problems
+from ..proto.paths import path_of
 from ..proto.types import TensorType, ValueInfo
 from .graphs import check_graphs
 from .model import check_header, invalid_utf8
@@ -70,9 +70,10 @@ def check(source: Any, **reading: Unpack[Reading]) -> Report:
 def _is_operator_set(source: Any) -> bool:
     """Whether a source is an operator set document: its field 1 is the magic string, where a model has a number."""
     if isinstance(source, str | os.PathLike):
-        if not os.path.isfile(source):
+        path = path_of(source)
+        if not os.path.isfile(path):
             return False  # opening it as a model says why
-        with Path(source).open("rb") as file:
+        with path.open("rb") as file:
             source = file.read(64)
     if isinstance(source, bytes | bytearray | memoryview):
         return bytes(source[:64]).startswith(b"\n\x09" + MAGIC.encode())

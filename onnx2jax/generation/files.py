@@ -13,6 +13,7 @@ from ..ir.file import check_keywords
 from ..model.convert import convert
 from ..model.model import Model
 from ..proto.files import without_model
+from ..proto.paths import path_of, without_model
 from ..sharding.plans import mesh_of
 from ..sharding.stages import Staged
 from .decoder import Decoder
@@ -75,7 +76,7 @@ def decoder(
     _check_stages(converting.get("stages") is not None)
     settings: dict[str, Any] = {}
     if isinstance(source, str | os.PathLike):
-        source, prefill, settings = _locate(Path(source), prefill)
+        source, prefill, settings = _locate(path_of(source), prefill)
     elif isinstance(source, Model) and converting and not any(map(_is_file, (prefill, embed))):
         raise InputTypeError(
             f"the Model is converted already: pass {', '.join(converting)} to onnx2jax.convert(...) instead"
@@ -118,7 +119,8 @@ def tokenizer_beside(source: Path | str) -> Any:
         ImportError: tokenizers is not installed.
         FileNotFoundError: there is no tokenizer.json.
     """
-    return Tokenizer(Path(source) if Path(source).is_dir() else Path(source).parent).library
+    path = path_of(source)
+    return Tokenizer(path if path.is_dir() else path.parent).library
 
 
 def _locate(path: Path, prefill: Any) -> tuple[Path, Any, dict[str, Any]]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from .. import compat
 from ..errors import InputTypeError, InputValueError, ModelError, did_you_mean
+from ..proto.paths import path_of
 
 UNFINISHED: Final = "\N{REPLACEMENT CHARACTER}"
 """Ends a decoded text whose last character needs further tokens."""
@@ -35,7 +37,7 @@ class Tokenizer:
     """
 
     def __init__(self, source: Any) -> None:
-        path = Path(source) if isinstance(source, str | Path) else None
+        path = path_of(source) if isinstance(source, str | PathLike) else None
         self._given = source if path is None else None
         self.folder: Path | None = path if path is None or path.is_dir() else path.parent
         self._file = path / "tokenizer.json" if path is not None and path.is_dir() else path

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from inspect import signature
-from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from ..errors import InputValueError, unknown_keywords
@@ -13,6 +12,7 @@ from ..proto.external import ExternalFiles
 from ..proto.files import label_of, parse, read_bytes, skeleton
 from ..proto.mapped import Detached
 from ..proto.operator_sets import OperatorSet, read_operator_sets
+from ..proto.paths import path_of
 
 
 class Reading(TypedDict, total=False):
@@ -50,13 +50,13 @@ class OnnxFile:
     ) -> None:
         if isinstance(source, str | os.PathLike) and "\0" in os.fsdecode(source):
             raise InputValueError(f"the path {os.fsdecode(source)!r} contains a NUL, which no path of a file may")
-        is_file = isinstance(source, str | os.PathLike) and os.path.isfile(source)
-        parts = skeleton(source) if is_file and not strict else None
+        path = path_of(source) if isinstance(source, str | os.PathLike) else None
+        parts = skeleton(path) if path is not None and os.path.isfile(path) and not strict else None
         self._data, label, folder = read_bytes(source) if parts is None else (parts[0], *label_of(source))
         self.label: str = label
         self._detached = None if parts is None else parts[1]
         self._message: Any = parse(self._data, self.label)
-        self._folder = folder if external_data_dir is None else Path(external_data_dir)
+        self._folder = folder if external_data_dir is None else path_of(external_data_dir)
         self._follow_links, self._buffers = follow_links, buffers
         self.strict: bool = strict
         self.allow_newer_opset: bool = allow_newer_opset

@@ -304,11 +304,12 @@ class Views(Parameters):
         1
         """
         from ..proto import atomic
+        from ..proto.paths import path_of
         from .reports.drawing import is_picture, svg
         from .reports.facts import facts
         from .reports.page import page
 
-        path = Path(path)
+        path = path_of(path)
         text = svg(self.graph) if is_picture(path) else page(self, facts(self, inputs, dims, profile, verification))
         with atomic.replacing(path) as file:
             file.write(text.encode())

@@ -1,6 +1,6 @@
 """Reads a ModelProto from a path, bytes, an open file, or an onnx.ModelProto.
 
-Says what a file is that is no ONNX model, and a path that leads to none, and how to get a model from it.
+Says what a file is that is no ONNX model, and how to get a model from it.
 
 ``skeleton`` reads a large file without the data of its large initializers, which stays in the file. Parsed whole, a
 model of 400 MB is in memory three times before a device has it: as the bytes of the file, in the message, and as the
@@ -9,7 +9,6 @@ Python bytes of its fields.
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import re
@@ -22,9 +21,10 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from ..errors import ModelError, did_you_mean
+from ..errors import ModelError
 from .mapped import LAZY_BYTES, Detached, File
 from .messages import ModelProto, TensorProto
+from .paths import CORE_ML, TENSORFLOW, TRANSFORMERS, folder_error, missing_error, path_of
 
 HEAD: Final = 512
 """Bytes at the beginning of a file that tell its format."""
@@ -36,8 +36,6 @@ _COMPRESSED: Final = {
 """First bytes -> the format, and Python's module for it."""
 _TORCH: Final = "load it in PyTorch, and export it: torch.onnx.export(model, inputs, 'model.onnx')"
 _KERAS: Final = "load it in Keras, and export it: model.export('model.onnx', format='onnx')"
-_TENSORFLOW: Final = "python -m tf2onnx.convert --{} {} --output model.onnx"
-_TRANSFORMERS: Final = "optimum-cli export onnx --model {} folder"
 _MAGIC: Final = (
     (0, b"version https://git-lfs", "a Git LFS pointer; fetch the real file with 'git lfs pull'"),
     (0, b"\x28\xb5\x2f\xfd", "compressed by zstd; decompress it first: zstd -d"),
@@ -45,18 +43,17 @@ _MAGIC: Final = (
     (0, b"7z\xbc\xaf", "a 7z archive; unpack it, and pass the .onnx file inside"),
     (0, b"\x93NUMPY", "a NumPy array (.npy)"),
     (4, b"ORTM", "in onnxruntime's own format; convert the .onnx file it was made from"),
-    (0, b"GGUF", "a GGUF file of llama.cpp; export the original checkpoint: " + _TRANSFORMERS.format("NAME")),
-    (4, b"TFL3", "a TensorFlow Lite model; convert it first: " + _TENSORFLOW.format("tflite", "FILE")),
+    (0, b"GGUF", "a GGUF file of llama.cpp; export the original checkpoint: " + TRANSFORMERS.format("NAME")),
+    (4, b"TFL3", "a TensorFlow Lite model; convert it first: " + TENSORFLOW.format("tflite", "FILE")),
     (0, b"\x89HDF\r\n\x1a\n", "an HDF5 file, as Keras writes; " + _KERAS),
 )
 """Offset, bytes there, and what the file is."""
-_CORE_ML: Final = "a Core ML model, which has no way back to ONNX; export the original model"
 _TENSORRT: Final = "a TensorRT engine, for one kind of GPU alone; convert the .onnx file it was made from"
 _SUFFIXES: Final = {
     **dict.fromkeys((".engine", ".plan", ".trt"), _TENSORRT),
-    ".mlmodel": _CORE_ML,
+    ".mlmodel": CORE_ML,
     ".pdmodel": "a Paddle model; convert it first: paddle2onnx --model_filename FILE --save_file model.onnx",
-    ".pb": "perhaps a TensorFlow graph; convert it first: " + _TENSORFLOW.format("saved-model", "FOLDER"),
+    ".pb": "perhaps a TensorFlow graph; convert it first: " + TENSORFLOW.format("saved-model", "FOLDER"),
 }
 _WEIGHTS: Final = "weights without a graph; export the model they belong to: "
 
@@ -81,7 +78,7 @@ def foreign(data: bytes, label: str = "") -> str:
     if head.startswith(b"PK\x03\x04"):
         return f"it is {_archive(data)}"
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < max(len(data), 1 << 27):
-        return f"it is a safetensors file, {_WEIGHTS}{_TRANSFORMERS.format('NAME')}"
+        return f"it is a safetensors file, {_WEIGHTS}{TRANSFORMERS.format('NAME')}"
     if re.match(rb"\x80[\x02-\x05]", head):
         return f"it is a pickle, as torch.save and scikit-learn write; {_TORCH}, or skl2onnx.to_onnx(model, inputs)"
     if head.lstrip()[:9].lower().startswith((b"<!doctype", b"<html")):
@@ -121,64 +118,6 @@ def _archive(data: bytes) -> str:
     if names and all(n.endswith(".npy") for n in names):
         return "a NumPy archive (.npz)"
     return "a zip archive without an .onnx file"
-
-
-def folder_error(path: str | os.PathLike[str]) -> IsADirectoryError:
-    """The error about a folder in place of a file, which says what is in it."""
-    folder = Path(path)
-    models = [str(p.relative_to(folder)) for pattern in ("*.onnx", "*/*.onnx") for p in sorted(folder.glob(pattern))]
-    if not models:
-        return IsADirectoryError(f"{str(path)!r} is {without_model(folder)}")
-    listed = f"{', '.join(models[:5])}{', ...' * (len(models) > 5)}"
-    return IsADirectoryError(
-        f"{str(path)!r} is a folder, which has {listed}: convert({str(folder / models[0])!r}), or "
-        "onnx2jax.decoder(folder) for a decoder's"
-    )
-
-
-def without_model(folder: Path) -> str:
-    """What a folder without an .onnx file is, and what to do."""
-    if (folder / "saved_model.pb").is_file():
-        return f"a TensorFlow SavedModel; convert it first: {_TENSORFLOW.format('saved-model', folder)}"
-    if folder.suffix == ".mlpackage":
-        return _CORE_ML
-    if any(p for pattern in ("*.safetensors", "pytorch_model*.bin") for p in folder.glob(pattern)):
-        return f"a folder of weights without a graph; export it: {_TRANSFORMERS.format(folder)}"
-    return "a folder, which has no .onnx file; pass the path of the file"
-
-
-def missing_error(path: str | os.PathLike[str]) -> FileNotFoundError:
-    """The error about a path that leads to no file, which says what it may be instead."""
-    text = os.fspath(path)
-    return FileNotFoundError(errno.ENOENT, f"{os.strerror(errno.ENOENT)}{_meant(text)}", text)
-
-
-def _meant(text: str) -> str:
-    """What a missing path may be, as the end of a message; empty if unknown.
-
-    >>> _meant("https://example.org/model.onnx")
-    ': it is a URL, and nothing is downloaded; download the file, and pass its path'
-    """
-    if re.match(r"[A-Za-z][\w+.-]+:/", text):
-        if text.startswith("file:"):
-            return f": it is a URL; pass the path, {re.sub('^file:/*', '/', text)!r}"
-        return ": it is a URL, and nothing is downloaded; download the file, and pass its path"
-    if text.startswith("~"):
-        return f": '~' is for a shell to expand; pass os.path.expanduser({text!r})"
-    missing = text
-    while (folder := os.path.dirname(missing)) not in ("", missing) and not os.path.lexists(folder):
-        missing = folder
-    files = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
-    if missing != text:
-        files = [n for n in files if os.path.isdir(os.path.join(folder, n))]
-    if near := did_you_mean(os.path.basename(missing), files, 0.8):  # .onnx alone makes names alike
-        return near if missing == text else f": there is no folder {missing!r}{near}"
-    if re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", text) and not os.path.splitext(text)[1].startswith((".onnx", ".ort")):
-        return (
-            f"; nothing is downloaded: fetch a model of Hugging Face's hub by hf download {text} --local-dir folder, "
-            f"or export it by {_TRANSFORMERS.format(text)}, and pass the file or folder"
-        )
-    return ""
 
 
 _LIMIT = 2**31 - 1
@@ -234,11 +173,12 @@ def read_regular(path: str | os.PathLike[str], label: str) -> bytes:
         IsADirectoryError: it is a folder.
         FileNotFoundError: there is none.
     """
-    if os.path.isdir(path):
-        raise folder_error(path)
-    if not os.path.lexists(path):
+    found = path_of(path)
+    if os.path.isdir(found):
+        raise folder_error(found)
+    if not os.path.lexists(found):
         raise missing_error(path)
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    descriptor = os.open(found, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ModelError(f"{label} is no regular file; read it first: convert(data)")
@@ -249,7 +189,8 @@ def read_regular(path: str | os.PathLike[str], label: str) -> bytes:
 
 def label_of(path: str | os.PathLike[str]) -> tuple[str, Path]:
     """A file's label for messages, and its folder."""
-    return f"file {str(Path(path))!r}", Path(path).parent
+    found = path_of(path)
+    return f"file {str(found)!r}", found.parent
 
 
 def parse(data: bytes, label: str) -> Any:
@@ -292,7 +233,7 @@ GRAPH, INITIALIZER, RAW_DATA, EXTERNAL_DATA = 7, 5, 9, 13
 VARINT, EIGHT_BYTES, LENGTH, FOUR_BYTES = 0, 1, 2, 5
 
 
-def skeleton(path: str | os.PathLike[str]) -> tuple[bytes, Detached] | None:
+def skeleton(path: Path) -> tuple[bytes, Detached] | None:
     """A serialized ModelProto without the data of large initializers, and that data, detached and lazy.
 
     None if the file is small, or cannot be read in parts. As with external data, it is an error to change the file
@@ -301,8 +242,8 @@ def skeleton(path: str | os.PathLike[str]) -> tuple[bytes, Detached] | None:
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode) or not LARGE_FILE <= status.st_size < 2**31:
         return None
-    with Path(path).open("rb") as stream:
-        file = File(os.dup(stream.fileno()), Path(path).name)
+    with path.open("rb") as stream:
+        file = File(os.dup(stream.fileno()), path.name)
         reader = _Reader(stream, file.mapped())
         try:
             return reader.model(file.size), reader.detached

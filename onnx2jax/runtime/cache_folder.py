@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from ..proto.paths import path_of
+
 VARIABLE: Final = "ONNX2JAX_CACHE_DIR"
 """The environment variable with the folder of models whose ``cache_dir`` is left out; empty for none."""
 SUFFIX: Final = ".program"
@@ -29,7 +31,7 @@ def folder(cache_dir: str | os.PathLike[str] | bool | None) -> Path | None:
     if cache_dir is True:
         named = os.environ.get(VARIABLE)
         cache_dir = users_folder() if named is None else named or None
-    return None if cache_dir is None or cache_dir is False else Path(cache_dir)
+    return None if cache_dir is None or cache_dir is False else path_of(cache_dir)
 
 
 def users_folder(environment: Mapping[str, str] = os.environ, platform: str = sys.platform) -> Path | None:

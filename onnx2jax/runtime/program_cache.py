@@ -27,6 +27,7 @@ import numpy as np
 from .. import compat
 from ..proto import atomic
 from .cache_folder import SUFFIX, VARIABLE, is_private, is_users, trim
+from .cache_folder import folder as named_folder
 
 if TYPE_CHECKING:
     from ..jaxpr.passes.any.hoist_params import SplitProgram
@@ -94,12 +95,12 @@ class Store:
             else, and a folder that cannot be written is no reason for a warning.
     """
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = Path(folder)
-        self.is_users = is_users(self.folder)
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.is_users = is_users(folder)
 
     def __str__(self) -> str:
-        source = f" (from {VARIABLE})" if os.environ.get(VARIABLE) == str(self.folder) else ""
+        source = f" (from {VARIABLE})" if VARIABLE in os.environ and self.folder == named_folder(True) else ""
         return f"{str(self.folder)!r}{source}"
 
     @classmethod

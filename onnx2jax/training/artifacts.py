@@ -16,6 +16,7 @@ from ..model.model import Model
 from ..proto.external import ExternalFiles
 from ..proto.files import read_model
 from ..proto.ort_checkpoint import read_checkpoint
+from ..proto.paths import path_of
 from ..proto.tensors import to_array
 
 
@@ -75,7 +76,7 @@ def load_artifacts(folder: str | os.PathLike[str], *, checkpoint: str = "checkpo
         FileNotFoundError: a file is missing.
         ImportError: flatbuffers is not installed.
     """
-    folder = Path(folder)
+    folder = path_of(folder)
     for name in ("eval_model.onnx", checkpoint):
         if not (folder / name).is_file():
             raise _missing(folder, name)

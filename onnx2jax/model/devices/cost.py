@@ -19,6 +19,7 @@ from ...errors import ShardingError
 from ...proto.files import read_model
 from ...proto.messages import tensors
 from ...proto.origin import nbytes
+from ...proto.paths import path_of
 from ...proto.tensors import EXTERNAL
 from ...proto.types import TensorType
 from ...sharding.rules import Placement
@@ -157,7 +158,7 @@ def cost(
     >>> found.parameters, found.input_bytes
     (33882, 8192)
     """
-    source, target = Path(source), slice_of(chips) if chips else None
+    source, target = path_of(source), slice_of(chips) if chips else None
     devices = target.devices if target else jax.devices()
     axes = dict(axes or {"data": len(devices)})
     if (count := math.prod(axes.values())) > len(devices):

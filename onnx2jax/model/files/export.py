@@ -27,6 +27,7 @@ from ...errors import (
     UnsupportedError,
 )
 from ...proto import atomic
+from ...proto.paths import path_of
 from ...proto.types import TensorType, ValueInfo
 from ...sharding.stages import Staged
 from ..calls.arguments import named_dims
@@ -75,7 +76,7 @@ def export(
 ) -> Path:
     """Write a model as a program of ``jax.export``; see ``Exports.export``."""
     _check_arguments(format, platforms, weights)
-    folder = Path(path)
+    folder = path_of(path)
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"{str(folder)!r} is a file; export writes a folder")
     _check(model)

@@ -19,6 +19,7 @@ from jax.tree_util import DictKey
 from ... import compat
 from ...errors import InputShapeError, InputTypeError, ModelError, OnnxError, RandomKeyError, UnsupportedError
 from ...proto.mapped import owned
+from ...proto.paths import path_of
 from ...proto.types import TensorType, ValueInfo
 from ..calls import arguments
 from ..calls.outputs import bundled, field_names
@@ -152,7 +153,7 @@ def load_exported(path: str | os.PathLike[str]) -> ExportedModel:
     ExportedModel: (image: float32[8, 1, 8, 8]) -> (logits) for cpu
     """
     compat.optional("flatbuffers", "export")
-    folder = Path(path)
+    folder = path_of(path)
     files = files_of(folder)
     if (folder / files[BYTECODE]).is_file() and not (folder / files[PROGRAM]).is_file():
         raise ModelError(f"{str(folder)!r} is a StableHLO program for other compilers: export(..., format='jax')")

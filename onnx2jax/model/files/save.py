@@ -29,6 +29,7 @@ from ...proto.dtypes import ELEMENT_TYPES, STRING
 from ...proto.files import read_model
 from ...proto.messages import tensors, weights
 from ...proto.origin import Opened, nbytes
+from ...proto.paths import path_of
 from ...proto.tensors import EXTERNAL
 from ...sharding.processes import together, writes
 from ...sharding.writing import configured
@@ -99,7 +100,7 @@ def save(
     """
     if isinstance(model, str | os.PathLike) and not isinstance(path, str | os.PathLike):
         raise InputTypeError(f"the arguments are swapped: save(model, {str(model)!r})")
-    path = Path(path)
+    path = path_of(path)
     if path.is_dir():
         raise IsADirectoryError(f"{str(path)!r} is a folder; give the path of a file")
     opened, values = _opened(model, params, state)

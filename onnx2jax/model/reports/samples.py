@@ -12,6 +12,7 @@ import numpy as np
 
 from ...errors import InputTypeError, ModelError
 from ...proto.messages import MapProto, OptionalProto, SequenceProto, TensorProto
+from ...proto.paths import path_of
 from ...proto.tensors import to_array
 from ...proto.types import MapType, OptionalType, SequenceType, TensorType, ValueInfo
 from ..calls.arguments import named_dims
@@ -71,7 +72,7 @@ def data_sets(folder: str | os.PathLike[str]) -> list[Path]:
 
     Each contains ``input_0.pb``, ``output_0.pb`` and so on, the format of ONNX's own tests and its model zoo.
     """
-    folder = Path(folder)
+    folder = path_of(folder)
     if any(folder.glob("input_*.pb")) or any(folder.glob("output_*.pb")):
         return [folder]
     return sorted(p for p in folder.glob("test_data_set_*") if p.is_dir())

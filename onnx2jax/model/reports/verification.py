@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from ...proto import atomic
+from ...proto.paths import path_of
 from .comparison import Comparison
 from .table import table
 
@@ -42,8 +43,9 @@ class Difference:
             for key, part in _parts(name, value):
                 array = np.asarray(part)
                 arrays[key] = array.astype(str) if array.dtype == object else array
+        path = path_of(path)
         atomic.write_npz(path, {n.replace("/", "|"): v for n, v in arrays.items()})
-        return Path(path)
+        return path
 
 
 @dataclass(frozen=True)

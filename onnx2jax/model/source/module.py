@@ -20,6 +20,7 @@ from ...eval.abstract import without_data
 from ...eval.values import to_host
 from ...ir import loops
 from ...proto import atomic
+from ...proto.paths import path_of
 from ...proto.types import TensorType, ValueInfo
 from ..calls.outputs import field_names
 from ..spec import Spec
@@ -77,7 +78,7 @@ def write(spec: Spec, params: Mapping[str, Any], folder: str | os.PathLike[str])
         ImportError: safetensors is not installed.
     """
     save_file = compat.optional("safetensors.numpy", "checkpoint").save_file
-    module, folder = source(spec), Path(folder)
+    module, folder = source(spec), path_of(folder)
     folder.mkdir(parents=True, exist_ok=True)
 
     def save(name: str, arrays: Mapping[str, Any]) -> None:
