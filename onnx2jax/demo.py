@@ -16,6 +16,7 @@ import numpy as np
 
 from .data import demo_model, demo_samples
 from .model.convert import convert
+from .proto.paths import path_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -198,7 +199,7 @@ def run(picture: Path, working: AbstractContextManager[Any] | None = None) -> in
 def main(argv: list[str] | None = None) -> int:
     """Run the demo with command-line arguments."""
     parser = argparse.ArgumentParser(prog="python -m onnx2jax.demo", description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path("demo.png"), help="the picture (default: %(default)s)")
+    parser.add_argument("--output", type=path_of, default=Path("demo.png"), help="the picture (default: %(default)s)")
     return run(parser.parse_args(argv).output)
 
 

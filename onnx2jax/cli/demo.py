@@ -7,6 +7,7 @@ from pathlib import Path
 
 from .. import demo
 from ..progress import stage
+from ..proto.paths import path_of
 from ..runtime import cache_folder
 from .terminal import add_command, print_json, print_result
 
@@ -21,7 +22,7 @@ def add_demo(parser: argparse.ArgumentParser) -> None:
         json="print the numbers as JSON and draw nothing; needs no extras",
         model=None,
     )
-    parser.add_argument("--output", type=Path, default=Path("demo.png"), help="the picture (default: %(default)s)")
+    parser.add_argument("--output", type=path_of, default=Path("demo.png"), help="the picture (default: %(default)s)")
 
 
 def _demo(arguments: argparse.Namespace) -> int:

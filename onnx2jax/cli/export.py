@@ -9,12 +9,12 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from ..model.files.export import ABOUT, PLATFORMS
 from ..model.files.exported import load_exported
 from ..progress import stage
+from ..proto.paths import path_of
 from .terminal import (
     CommandError,
     add_command,
@@ -37,7 +37,7 @@ def add_export(parser: argparse.ArgumentParser) -> None:
         example="export model.onnx folder --dim batch=8 --platforms cpu,cuda,tpu",
         json="print inputs, outputs, platforms and files as JSON",
     )
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=path_of)
     add_dims(
         parser, "the extent of a dimension variable: a number, or an expression such as past+1; symbolic by default"
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from ..generation.files import decoder
 from ..generation.sampling import Sampling
 from ..generation.text import Reader
 from ..progress import stage
+from ..proto.paths import path_of
 from .terminal import add_command, add_computing, computing, loading, print_json, print_result, reading, whole
 
 
@@ -41,7 +41,7 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
         "--repetition-penalty", type=float, default=1.0, metavar="R", help="above 1, words occur less often again"
     )
     add_computing(parser)
-    parser.add_argument("--cache-dir", type=Path, default=True, metavar="DIR", help="keep compiled programs there")
+    parser.add_argument("--cache-dir", type=path_of, default=True, metavar="DIR", help="keep compiled programs there")
     parser.add_argument("--seed", type=whole, default=0, help="of what is drawn (default: %(default)s)")
     parser.add_argument(
         "--stop",

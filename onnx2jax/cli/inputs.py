@@ -15,6 +15,7 @@ from ..errors import InputShapeError, InputTypeError, ModelError, OperatorError,
 from ..generation.files import tokenizer_beside
 from ..model.calls.arguments import named_dims, variables
 from ..model.reports.samples import assumed, data_sets, random_values, read_value, read_values
+from ..proto.paths import path_of
 from ..proto.types import TensorType, ValueInfo
 from .images import IMAGES, add_images, image, image_options
 from .terminal import CommandError, note, pairs, whole
@@ -116,13 +117,13 @@ def _known(name: str, declared: Mapping[str, ValueInfo]) -> ValueInfo:
 def _files(model: Any, declared: Mapping[str, ValueInfo], arguments: argparse.Namespace) -> dict[str, Any]:
     feeds: dict[str, Any] = {}
     for option in arguments.input:
-        if "=" not in option and Path(option).is_dir():
+        if "=" not in option and path_of(option).is_dir():
             free = [v for v in model.graph.inputs if v.name not in model.graph.initializers]
             folders = data_sets(option)
             if not folders:
                 raise CommandError(f"--input {option}: the folder has no input_0.pb, and no test_data_set_0")
             feeds |= read_values(folders[0], "input", free)
-        elif "=" not in option and Path(option).suffix and not Path(option).exists():
+        elif "=" not in option and path_of(option).suffix and not path_of(option).exists():
             raise CommandError(f"--input {option}: there is no such file; expected NAME=FILE, FILE.npz or a folder")
         elif "=" not in option and option.endswith(".npz"):
             arrays = load(option)
@@ -131,7 +132,7 @@ def _files(model: Any, declared: Mapping[str, ValueInfo], arguments: argparse.Na
             feeds |= {n: _as_declared(array, _known(n, declared)) for n, array in arrays.items()}
         else:
             ((name, path),) = pairs("--input", [option], "FILE")
-            feeds[name] = _file(_known(name, declared), Path(path), arguments, model.metadata)
+            feeds[name] = _file(_known(name, declared), path_of(path), arguments, model.metadata)
     return feeds
 
 
@@ -161,7 +162,7 @@ def load(path: str | Path) -> Any:
         CommandError: the file is neither.
     """
     try:
-        with open(path, "rb") as file:  # NumPy leaves the file open if an .npz file is damaged
+        with path_of(path).open("rb") as file:  # NumPy leaves the file open if an .npz file is damaged
             if (begins := file.peek(6)) and not begins.startswith((b"\x93NUMPY", b"PK")):
                 raise ValueError("it has the header of neither")  # NumPy's own message is about pickles
             arrays = np.load(file, allow_pickle=False)

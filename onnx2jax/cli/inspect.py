@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
 from ..errors import did_you_mean
@@ -16,6 +15,7 @@ from ..model.model import Model
 from ..model.reports.summary import HEAD
 from ..model.spec import Spec
 from ..ops.registry import supported
+from ..proto.paths import path_of
 from ..proto.types import ValueInfo
 from .terminal import (
     CommandError,
@@ -147,7 +147,7 @@ def add_operators(parser: argparse.ArgumentParser) -> None:
         statuses={3: "some operators of the file are unsupported"},
         model=None,
     )
-    parser.add_argument("model", type=Path, nargs="?", help="a file; lists its operators")
+    parser.add_argument("model", type=path_of, nargs="?", help="a file; lists its operators")
     parser.add_argument("--domain", metavar="PATTERN", default="*", help="such as ai.onnx or com.*")
     parser.add_argument("--name", metavar="PATTERN", default="*", help="such as Conv or 'Reduce*'; ignores case")
 

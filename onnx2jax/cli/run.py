@@ -16,6 +16,7 @@ import numpy as np
 from ..model.reports.special_values import first_special, holds
 from ..progress import stage
 from ..proto import atomic
+from ..proto.paths import path_of
 from .inputs import add_inputs, filled, input_values, sized, takes_images
 from .terminal import (
     CommandError,
@@ -48,15 +49,15 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--labels",
-        type=Path,
+        type=path_of,
         metavar="FILE",
         help="names of classes, one in each line, or JSON (default: the model's metadata, or config.json beside it)",
     )
     add_dims(parser)
     add_rebatch(parser)
     add_computing(parser)
-    parser.add_argument("--output-dir", type=Path, metavar="DIR", help="save each output as DIR/NAME.npy")
-    parser.add_argument("--output-file", type=Path, metavar="FILE.npz", help="save all outputs in one file")
+    parser.add_argument("--output-dir", type=path_of, metavar="DIR", help="save each output as DIR/NAME.npy")
+    parser.add_argument("--output-file", type=path_of, metavar="FILE.npz", help="save all outputs in one file")
 
 
 MOST: int = 1000

@@ -20,6 +20,7 @@ from ..model.convert import convert
 from ..model.model import Model
 from ..model.reports.table import table
 from ..progress import stage
+from ..proto.paths import path_of
 from ..proto.types import TensorType
 
 STATUSES: Final = {0: "success", 1: "the model or the data is invalid", 2: "the command line is invalid"}
@@ -75,8 +76,8 @@ def add_command(
     parser.set_defaults(command=function, parser=parser)
     parser.add_argument("--json", action="store_true", help=json)
     if model is not None:
-        parser.add_argument("model", type=Path, help=model)
-        parser.add_argument("--external-data-dir", type=Path, metavar="DIR", help="the folder of external data")
+        parser.add_argument("model", type=path_of, help=model)
+        parser.add_argument("--external-data-dir", type=path_of, metavar="DIR", help="the folder of external data")
         parser.add_argument("--follow-links", action="store_true", help="accept external data behind links")
 
 

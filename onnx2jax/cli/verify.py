@@ -8,6 +8,7 @@ from pathlib import Path
 from ..checker.check import check
 from ..model.calls.arguments import named_dims, variables
 from ..progress import stage
+from ..proto.paths import path_of
 from .inputs import add_inputs, filled, input_values, say_sizes, sized
 from .terminal import add_command, add_dims, add_dtype, converted, dims, note, reading
 
@@ -33,7 +34,7 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
     add_dims(parser)
     add_dtype(parser)
     parser.add_argument(
-        "--operands", type=Path, metavar="FILE.npz", help="where to save the operands of the first node that differs"
+        "--operands", type=path_of, metavar="FILE.npz", help="where to save the operands of the first node that differs"
     )
 
 

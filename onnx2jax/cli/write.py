@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 from ..errors import InputNameError
@@ -12,6 +11,7 @@ from ..model.files.join import join
 from ..model.files.save import save
 from ..model.model import Model
 from ..progress import stage
+from ..proto.paths import path_of
 from .terminal import (
     CommandError,
     add_command,
@@ -33,7 +33,7 @@ def add_simplify(parser: argparse.ArgumentParser) -> None:
         example="simplify model.onnx small.onnx --dim batch=1",
         json="print the file's path, and counts before and after as JSON",
     )
-    parser.add_argument("output", type=Path, help="the file to write")
+    parser.add_argument("output", type=path_of, help="the file to write")
     parser.add_argument(
         "--merge-products", action="store_true", help="multiply one input by several weights as one product"
     )
@@ -78,9 +78,9 @@ def add_join(parser: argparse.ArgumentParser) -> None:
         json="print the file's path, size, inputs and outputs as JSON",
         model=None,
     )
-    parser.add_argument("first", type=Path)
-    parser.add_argument("second", type=Path)
-    parser.add_argument("output", type=Path, help="the file to write")
+    parser.add_argument("first", type=path_of)
+    parser.add_argument("second", type=path_of)
+    parser.add_argument("output", type=path_of, help="the file to write")
     parser.add_argument(
         "--join",
         action="append",
@@ -119,7 +119,7 @@ def add_source(parser: argparse.ArgumentParser) -> None:
         example="source model.onnx folder --dim batch=1",
         json="print the module's path and number of lines as JSON",
     )
-    parser.add_argument("folder", type=Path, help="the folder of model.py and params.safetensors")
+    parser.add_argument("folder", type=path_of, help="the folder of model.py and params.safetensors")
     add_dims(parser, "fix the extent of a dimension variable (default: it stays a name)")
 
 

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
@@ -19,6 +18,7 @@ from ..errors import InputNameError, InputTypeError, InputValueError, Unsupporte
 from ..eval.settings import Settings
 from ..ir import layers
 from ..ir.graph import Graph, Imported
+from ..proto.paths import path_of
 from ..runtime import cache_folder
 from ..sharding.pickling import Devices
 
@@ -89,7 +89,7 @@ class Options(Devices):
             )
         object.__setattr__(self, "float32", tuple(names_list(self.float32)))
         if not isinstance(self.cache_dir, bool | None):
-            object.__setattr__(self, "cache_dir", Path(self.cache_dir))
+            object.__setattr__(self, "cache_dir", path_of(self.cache_dir))
         for f in fields(self):  # the caller may change a dict later
             if isinstance(value := getattr(self, f.name), dict):
                 object.__setattr__(self, f.name, MappingProxyType(dict(value)))

@@ -22,6 +22,7 @@ from .. import compat
 from ..errors import CheckpointError, InputTypeError, InputValueError, known_keywords
 from ..eval.values import to_host
 from ..proto import atomic
+from ..proto.paths import path_of
 from ..sharding.processes import together, writes
 from ..sharding.put import by_parts, put
 from .engine import check_not_donated, is_key
@@ -74,8 +75,7 @@ def save_checkpoint(path: str | os.PathLike[str], state: Any, *, position: Any =
     (37, True, True)
     """
     save_file = compat.optional("safetensors.numpy", "checkpoint").save_file
-    _check_path(path, "save_checkpoint(path, state)")
-    path = Path(path)
+    path = _path(path, "save_checkpoint(path, state)")
     if path.suffix.lower() in OTHER_FORMATS:
         raise InputValueError(
             f"{str(path)!r} has the name of another format, and the file is one of safetensors: "
@@ -96,9 +96,10 @@ def save_checkpoint(path: str | os.PathLike[str], state: Any, *, position: Any =
     return path
 
 
-def _check_path(path: Any, call: str) -> None:
+def _path(path: Any, call: str) -> Path:
     if not isinstance(path, str | os.PathLike):
         raise InputTypeError(f"the first argument is a path, not {type(path).__name__}: {call}")
+    return path_of(path)
 
 
 def load_checkpoint(path: str | os.PathLike[str], like: S) -> tuple[S, Any]:
@@ -125,8 +126,8 @@ def load_checkpoint(path: str | os.PathLike[str], like: S) -> tuple[S, Any]:
     ...     onnx2jax.training.load_checkpoint(path, like)
     ({'w': Array([1., 1.], dtype=float32)}, None)
     """
-    _check_path(path, "load_checkpoint(path, like)")
-    if Path(path).is_dir():
+    path = _path(path, "load_checkpoint(path, like)")
+    if path.is_dir():
         raise IsADirectoryError(f"{str(path)!r} is a folder; if Checkpoints wrote it: Checkpoints(folder).load(like)")
     with opened(path, "save_checkpoint") as (file, metadata):
         return _restore(str(path), metadata, like, file.get_tensor, file.get_slice)
@@ -141,7 +142,7 @@ def opened(path: str | os.PathLike[str], writer: str) -> Iterator[tuple[Any, Any
         FileNotFoundError: no such file.
         ImportError: safetensors is not installed.
     """
-    safetensors, name = compat.optional("safetensors", "checkpoint"), os.fspath(path)
+    safetensors, name = compat.optional("safetensors", "checkpoint"), str(path_of(path))
     try:
         with safetensors.safe_open(name, "numpy") as file:
             metadata = (file.metadata() or {}).get(METADATA)
@@ -185,7 +186,7 @@ class Checkpoints:
         if isinstance(keep, bool) or not isinstance(keep, int | np.integer | None) or (keep is not None and keep < 1):
             raise InputValueError(f"keep is {keep!r}; it is a number of checkpoints, 1 or more, or None for all")
         self._orbax = orbax = compat.optional("orbax.checkpoint", "checkpoint")
-        self.folder: Path = Path(folder)
+        self.folder: Path = path_of(folder)
         options = orbax.CheckpointManagerOptions(max_to_keep=keep)
         self._manager = _in_thread(lambda: orbax.CheckpointManager(self.folder.absolute(), options=options))
 
