@@ -116,10 +116,19 @@ def known_keywords(function: Callable[P, R]) -> Callable[P, R]:
         if unknown := [name for name in keywords if name not in valid]:
             is_class = function.__name__ == "__init__"
             name = function.__qualname__.removesuffix(".__init__") if is_class else function.__name__
-            raise InputNameError(f"{name}: {unknown_keywords(unknown, valid)}")
+            raise InputNameError(f"{name}: {_as_options(name, args, unknown) or unknown_keywords(unknown, valid)}")
         return function(*args, **keywords)
 
     return checked
+
+
+def _as_options(method: str, args: tuple[Any, ...], unknown: list[str]) -> str:
+    """A message about unknown keywords of a model's method that ``convert`` takes; empty if it does not take all."""
+    options = getattr(args[0], "options", None) if args else None
+    if not all(n in getattr(options, "__dataclass_fields__", ()) for n in unknown):
+        return ""
+    given = ", ".join(f"{n}=..." for n in unknown)
+    return f"unknown keyword {', '.join(unknown)}, one of convert: model.with_options({given}).{method}(...)"
 
 
 def names_list(names: str | Iterable[str]) -> list[str]:

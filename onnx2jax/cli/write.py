@@ -120,12 +120,13 @@ def add_source(parser: argparse.ArgumentParser) -> None:
         json="print the module's path and number of lines as JSON",
     )
     parser.add_argument("folder", type=path_of, help="the folder of model.py and params.safetensors")
+    parser.add_argument("--overwrite", action="store_true", help="replace files of the folder that were edited")
     add_dims(parser, "fix the extent of a dimension variable (default: it stays a name)")
 
 
 def _source(arguments: argparse.Namespace) -> int:
     model = converted(arguments, dims=dims(arguments.dim))
     with stage(f"writing {arguments.folder}"):
-        path = model.to_source(arguments.folder)
+        path = model.to_source(arguments.folder, overwrite=arguments.overwrite)
     lines = len(path.read_text(encoding="utf-8").splitlines())
     return print_result(arguments, {"path": str(path), "lines": lines}, f"{path}  {lines:,} lines")

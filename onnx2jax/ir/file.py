@@ -106,6 +106,7 @@ def read(source: Any, **reading: Unpack[Reading]) -> OnnxFile:
     True
     >>> model = onnx2jax.convert(file)
     """
+    check_keywords(reading)
     return OnnxFile(source, **reading)
 
 

@@ -283,8 +283,8 @@ class Views(Parameters):
         specification. Models on a mesh are coloured by sharding.
 
         Args:
-            path: the file, replaced if it exists: ``.html``, or ``.svg`` for a picture, without what the other
-                arguments add.
+            path: the file, replaced if it exists; its folder is created. ``.html``, or ``.svg`` for a picture, without
+                what the other arguments add.
             inputs: arrays by name, or the only input's: the page shows what nodes compute for them, by range, mean,
                 share of zeros, NaN and a small image. All outputs of nodes of the main graph are materialised.
             dims: extents of dimension variables for FLOPs and bytes, 1 when left out.
@@ -331,7 +331,8 @@ class Views(Parameters):
 
         return module.source(self.spec).text
 
-    def to_source(self, folder: str | os.PathLike[str]) -> Path:
+    @known_keywords
+    def to_source(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write the model as a Python module, to be read and edited: ``model.py``, and its weights beside it.
 
         Each node is an expression of jax.numpy or jax.nn, or else a function of ``onnx2jax.ops``. Repeated
@@ -343,14 +344,16 @@ class Views(Parameters):
         returns, of the same types: 64-bit values are computed in a scope of ``jax.enable_x64``.
 
         Args:
-            folder: created if it does not exist; its files ``model.py``, ``params.safetensors``, and where needed
-                ``constants.safetensors`` and ``attributes.json``, are replaced.
+            folder: created if it does not exist; its files are ``model.py``, ``params.safetensors``, and where needed
+                ``constants.safetensors`` and ``attributes.json``.
+            overwrite: replace such files even if they were edited, or are somebody else's.
 
         Returns:
             The path of ``model.py``.
 
         Raises:
             UnsupportedError: the model is no single program, or has another ``dtype`` or a mesh; names the node.
+            FileExistsError: the folder has such files, edited or not written by ``to_source``.
             ImportError: safetensors is not installed.
 
         >>> import onnx2jax, tempfile
@@ -362,7 +365,7 @@ class Views(Parameters):
         """
         from .source import module
 
-        return module.write(self.spec, self.params, folder)
+        return module.write(self.spec, self.params, folder, overwrite)
 
     def _repr_html_(self) -> str:
         from .reports.card import card

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from ... import compat
-from ...errors import ShardingError
+from ...errors import ShardingError, known_keywords
 from ...proto.files import read_model
 from ...proto.messages import tensors
 from ...proto.origin import nbytes
@@ -127,6 +127,7 @@ class Cost:
         return asdict(self)
 
 
+@known_keywords
 def cost(
     source: str | Path,
     axes: Mapping[str, int] | None = None,

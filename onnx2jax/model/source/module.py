@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -37,6 +38,12 @@ from .types import is_wide
 from .values import Value, constant, extent, stored, string
 
 MODEL: Final = FUNCTION + "model"
+MODULE: Final = "model.py"
+PARAMS: Final = "params.safetensors"
+CONSTANTS: Final = "constants.safetensors"
+ATTRIBUTES: Final = "attributes.json"
+DIGEST: Final = "onnx2jax.model.py"
+"""Metadata of the parameters' file: the digest of the module that was written beside it."""
 MODULES: Final = frozenset({"np", "jnp", "nn", "lax", "jax", "json", "functools", "Path", "inside"})
 """Names of imports that no value may have."""
 
@@ -70,31 +77,55 @@ def source(spec: Spec) -> SourceModule:
     return module
 
 
-def write(spec: Spec, params: Mapping[str, Any], folder: str | os.PathLike[str]) -> Path:
+def write(spec: Spec, params: Mapping[str, Any], folder: str | os.PathLike[str], overwrite: bool) -> Path:
     """Write ``model.py`` and the files beside it; the path of the module.
 
     Raises:
         UnsupportedError: as ``source``.
+        FileExistsError: the folder has such files that were edited, or not written by this function.
         ImportError: safetensors is not installed.
     """
-    save_file = compat.optional("safetensors.numpy", "checkpoint").save_file
-    module, folder = source(spec), path_of(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    library = compat.optional("safetensors.numpy", "checkpoint")
+    folder = path_of(folder)
+    present = [n for n in (MODULE, PARAMS, CONSTANTS, ATTRIBUTES) if (folder / n).exists()]
+    if present and not overwrite and not _is_as_written(folder):
+        raise FileExistsError(
+            f"{str(folder)!r} has {', '.join(present)}, edited or not written by to_source: choose another folder, or "
+            "replace these files: to_source(folder, overwrite=True)"
+        )
+    module = source(spec)
+    text = module.text.encode()
 
-    def save(name: str, arrays: Mapping[str, Any]) -> None:
+    def save(name: str, arrays: Mapping[str, Any], metadata: dict[str, str] | None = None) -> None:
+        stored = {n: _storable(np.asarray(to_host(v), order="C")) for n, v in arrays.items()}
         with atomic.replacing(folder / name) as file:
-            save_file({n: _storable(np.asarray(to_host(v), order="C")) for n, v in arrays.items()}, file.name)
+            library.save_file(stored, file.name, metadata)
 
-    save("params.safetensors", params)
+    save(PARAMS, params, {DIGEST: _digest(text)})
     if module.constants:
-        save("constants.safetensors", module.constants)
+        save(CONSTANTS, module.constants)
     if module.attributes:
-        with atomic.replacing(folder / "attributes.json") as file:
+        with atomic.replacing(folder / ATTRIBUTES) as file:
             file.write(json.dumps(module.attributes, default=_plain).encode())
-    path = folder / "model.py"
+    path = folder / MODULE
     with atomic.replacing(path) as file:
-        file.write(module.text.encode())
+        file.write(text)
     return path
+
+
+def _digest(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()
+
+
+def _is_as_written(folder: Path) -> bool:
+    """Whether a folder's module is the one whose digest is in the parameters' file."""
+    library = compat.optional("safetensors", "checkpoint")
+    try:
+        with library.safe_open(folder / PARAMS, "numpy") as file:
+            digest = (file.metadata() or {}).get(DIGEST)
+        return bool(digest == _digest((folder / MODULE).read_bytes()))
+    except (OSError, library.SafetensorError):
+        return False
 
 
 def _plain(value: Any) -> Any:
