@@ -10,7 +10,7 @@ import shutil
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,16 @@ Write = Callable[[Any], object]
 def replacing(path: Path, *, durable: bool = True) -> Iterator[Any]:
     """A binary file to write, which replaces ``path`` once it is on disk; an error leaves ``path`` unchanged.
 
+    Its folder is created if it does not exist.
+
     Without ``durable`` nothing waits for the disk, and after a power failure the file may be damaged.
     """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
+        with suppress(FileExistsError):  # then opening says that it is no folder
+            path.parent.mkdir(parents=True, exist_ok=True)
         opened = temporary.open("xb+")
     except OSError as e:
         e.filename = str(path)  # the file that the caller knows

@@ -118,7 +118,7 @@ def test_element_types_that_files_do_not_keep(command: Command, tmp_path: Path, 
         (["inspect", "{npy}"], 1, "x.npy' is not an ONNX model: it is a NumPy array"),
         (["inspect", "{short}"], 1, "its 9,999 bytes do not parse to the end; was the copy complete?"),
         (["draw", MODEL, "{folder}"], 1, "{folder}: Is a directory"),
-        (["draw", MODEL, "{folder}/no/page.html"], 1, "{folder}/no/page.html: No such file or directory"),
+        (["draw", MODEL, "{text}/page.html"], 1, "x.txt/page.html: Not a directory"),
     ],
 )
 def test_errors_are_one_clean_message(

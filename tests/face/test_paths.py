@@ -79,9 +79,9 @@ def model() -> onnx2jax.Model:
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_every_writer_writes_to_the_home(name: str, model: onnx2jax.Model, home: Path) -> None:
-    WRITERS[name](model, f"~/{name}")
-    written = home / name
+def test_every_writer_writes_to_a_new_folder_of_the_home(name: str, model: onnx2jax.Model, home: Path) -> None:
+    WRITERS[name](model, f"~/new/{name}")
+    written = home / "new" / name
     assert written.stat().st_size if written.is_file() else any(written.iterdir())
     assert list(Path().iterdir()) == []
 

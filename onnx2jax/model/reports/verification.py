@@ -44,7 +44,8 @@ class Difference:
                 array = np.asarray(part)
                 arrays[key] = array.astype(str) if array.dtype == object else array
         path = path_of(path)
-        atomic.write_npz(path, {n.replace("/", "|"): v for n, v in arrays.items()})
+        with atomic.replacing(path) as file:
+            atomic.write_npz(file, {n.replace("/", "|"): v for n, v in arrays.items()})
         return path
 
 
