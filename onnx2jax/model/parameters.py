@@ -21,8 +21,9 @@ from jax.tree_util import DictKey
 
 from ..errors import InputTypeError, UnsupportedError
 from ..ir.graph import read_constants
+from ..ops.arrays import is_traced
 from ..proto.types import TensorType
-from .calls.arguments import as_param
+from .calls.arguments import as_param, stack_of
 from .spec import Spec
 
 if TYPE_CHECKING:
@@ -165,11 +166,34 @@ class Parameters:
         """
         types, changes = self.spec.types, self.spec.changes
         if unchecked := [n for n in self._runtime.unchecked if n in changes]:
-            raise InputTypeError(
-                f"parameter {unchecked[0]!r} is {type(changes[unchecked[0]]).__name__}, not an array of type "
-                f"{types[unchecked[0]]} on one device: such a model can be called, but not saved or trained"
-            )
+            name, value = unchecked[0], changes[unchecked[0]]
+            what = f"{_described(value)}, not an array of type {types[name]} on one device"
+            if stack := self._stack:
+                fix = f"the model is a stack of {list(stack)} models: take one, jax.tree.map(lambda a: a[0], model)"
+            else:
+                fix = "such a model can be called, but not saved or trained"
+            raise InputTypeError(f"parameter {name!r} is {what}: {fix}")
         return self.spec.in_file_types(changes)
+
+    @property
+    def _stack(self) -> tuple[int, ...]:
+        """The axes that all leaves have before those of their parameters, as stacked models have them; () for none."""
+        leaves, structure = vars(self).get("_flat") or ((), Names(()))
+        if isinstance(structure, Names):
+            return ()
+        named = zip(structure.names, leaves, strict=True)
+        stacks = {stack_of(np.shape(v), structure.spec.types[n].shape or ()) for n, v in named}
+        return stacks.pop() or () if len(stacks) == 1 else ()
+
+
+def _described(value: Any) -> str:
+    """What a leaf is: an array's type and devices, or a value's class."""
+    if not isinstance(value, jax.Array):
+        return type(value).__name__
+    kind = str(TensorType(np.dtype(value.dtype), tuple(value.shape)))
+    if is_traced(value):
+        return f"a tracer of type {kind}"
+    return f"{kind} on {len(value.sharding.device_set)} devices" if len(value.sharding.device_set) > 1 else kind
 
 
 def _on_host(value: Any) -> Any:

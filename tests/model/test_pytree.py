@@ -164,9 +164,34 @@ def test_any_leaf_is_accepted_until_the_call(model: onnx2jax.Model, leaf: Any) -
         built.save("never.onnx")
 
 
-def test_stacked_models_are_not_called_at_once(model: onnx2jax.Model) -> None:
-    with pytest.raises(InputShapeError, match=r"\[4, 8\], not \[2, 4, 8\]"):
-        stacked(model)(X)
+def test_stacked_models_are_for_vmap(model: onnx2jax.Model, tmp_path: Path) -> None:
+    several = stacked(model)
+    assert "a stack of [2] models, for jax.vmap" in repr(several) and "stack" not in repr(model)
+    with pytest.raises(
+        InputShapeError, match=r"\[4, 8\], not \[2, 4, 8\].*jax\.vmap\(lambda model: model\(x\)\)\(model\)"
+    ):
+        several(X)
+    of_each = jax.vmap(lambda model: model(X))(several)
+    np.testing.assert_allclose(of_each[1], model(X), rtol=1e-5)
+    for call in (lambda: model.apply(several.params, X), lambda: model.with_params(several.params)):
+        with pytest.raises(InputShapeError, match=r"jax\.vmap\(lambda params: model\.apply\(params, x\)\)\(params\)"):
+            call()
+    np.testing.assert_allclose(jax.vmap(lambda params: model.apply(params, X))(several.params), of_each, rtol=1e-6)
+    with pytest.raises(
+        InputTypeError, match=r"'w1' is float32\[2, 4, 8\], .*: take one, jax\.tree\.map\(lambda a: a\[0\]"
+    ):
+        several.save(tmp_path / "m.onnx")
+    jax.tree.map(lambda a: a[0], several).save(tmp_path / "m.onnx")
+
+
+def test_float64_in_64_bit_mode_is_offered_both_ways(model: onnx2jax.Model) -> None:
+    """Distributions of NumPyro and others draw float64 there."""
+    with jax.enable_x64(True):
+        drawn = {n: jnp.asarray(v, jnp.float64) for n, v in model.params.items()}
+        says = r"astype\('float32'\), or compute in double: model\.with_options\(dtype=\"float64\"\)"
+        with pytest.raises(InputTypeError, match=says):
+            model.apply(drawn, X)
+        assert model.with_options(dtype="float64").apply(drawn, X).dtype == jnp.float64
 
 
 def test_a_model_that_jax_built_is_a_model(model: onnx2jax.Model, tmp_path: Path) -> None:

@@ -267,6 +267,8 @@ def _as_array(declared: ValueInfo, kind: TensorType, value: Any) -> Any:
         return value.astype(np.int64)
     if value.dtype != kind.dtype:
         fix = f"nothing is cast silently. Convert it: {declared.name}.astype({str(kind.dtype)!r})"
+        if isinstance(value, jax.Array) and value.dtype == np.float64 and jnp.issubdtype(kind.dtype, jnp.floating):
+            fix += ', or compute in double: model.with_options(dtype="float64")'
         if kind.dtype == object:
             fix = (
                 "it takes strings: np.array([...], object). JAX has none: for your own jit, vmap or grad, fix the "
@@ -346,10 +348,26 @@ def as_param(name: str, value: Any, kind: TensorType) -> Any:
 
 def other_shape(name: str, given: Sequence[int], shape: Sequence[Any]) -> InputShapeError:
     """The error about a new value for a parameter that has another shape."""
+    wrong = f"params[{name!r}] must have shape {list(shape)}, not {list(given)}"
+    if stack_of(given, shape):
+        return InputShapeError(
+            f"{wrong}. Stacked values of several models are for jax.vmap: jax.vmap(lambda model: model(x))(model), or "
+            "of a dict jax.vmap(lambda params: model.apply(params, x))(params)"
+        )
     return InputShapeError(
-        f"params[{name!r}] must have shape {list(shape)}, not {list(given)}. To change shapes on purpose, as for "
+        f"{wrong}. To change shapes on purpose, as for "
         f"another number of classes: model.with_params({{{name!r}: array, ...}}, new_shapes=True), which save writes"
     )
+
+
+def stack_of(given: Sequence[int], shape: Sequence[Any]) -> tuple[int, ...] | None:
+    """The axes before a parameter's own in the shape of stacked values; None for another shape.
+
+    >>> stack_of((3, 4, 8), (4, 8)), stack_of((4, 8), (4, 8)), stack_of((5, 8), (4, 8))
+    ((3,), (), None)
+    """
+    extra = len(given) - len(shape)
+    return tuple(given[:extra]) if extra >= 0 and tuple(given[extra:]) == tuple(shape) else None
 
 
 def is_key(value: Any) -> bool:

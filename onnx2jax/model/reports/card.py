@@ -50,9 +50,10 @@ def described(model: Any) -> str:
     weights = analysis.parameters(model.graph).values()
     size = f"{len(weights)} parameters, {sum(v.nbytes for v in weights):,} bytes"
     devices = f"; over {model.placement.mesh.size} devices" if model.placement is not None else ""
+    stack = f"; a stack of {list(model._stack)} models, for jax.vmap" if model._stack else ""
     return (
         f"Model {model.graph.name!r}: ({inputs}) -> ({outputs})\n"
-        f"  {size}; {len(model.graph.nodes)} nodes; {_opsets(model)}{devices}"
+        f"  {size}; {len(model.graph.nodes)} nodes; {_opsets(model)}{devices}{stack}"
     )
 
 
