@@ -266,6 +266,10 @@ class ZeroGradientWarning(UserWarning):
     """Trained weights get zero gradients, because every path to the outputs passes a rounding node."""
 
 
+class AdapterWarning(UserWarning):
+    """Adapters for all linear maps leave out many of a network's weights, which are of other layers."""
+
+
 class OptimizationWarning(UserWarning):
     """A pass over a program failed, and the program runs without it: right, but perhaps slower."""
 

@@ -104,16 +104,35 @@ def select_trainable(
             found = {pattern} if pattern in floating else {n for n in usual if fnmatchcase(n, pattern)}
             names |= found or _no_match(params, pattern)
     names |= set(adapters)
+    if not names and not params:
+        raise TrainingFormError(f"nothing to train: the model has no parameters{_in_attributes(graph)}")
     if not names:
         dtypes = sorted({str(v.dtype) for v in params.values()})
         raise TrainingFormError(
-            f"nothing to train: {len(usual)} of the model's {len(params)} parameters ({', '.join(dtypes) or 'none'}) "
+            f"nothing to train: {len(usual)} of the model's {len(params)} parameters ({', '.join(dtypes)}) "
             f"have a floating dtype, and trainable={trainable!r} selects none of them; parameters that are not weights "
             f"of layers must be named: {dict(list(reasons.items())[:3])}"
         )
     trained = tuple(n for n in params if n in names)
     frozen = "frozen: adapters are trained" if adapters else "not selected by trainable="
     return trained, {n: reasons.get(n, frozen) for n in params if n not in names}
+
+
+def _in_attributes(graph: Graph) -> str:
+    """The nodes that keep their numbers as attributes, as the end of a message; empty if there are none."""
+    found = [node for g in graph.walk() for node in g.nodes if any(map(_is_numbers, node.attributes.values()))]
+    if not found:
+        return ""
+    return (
+        f". Its numbers are attributes of {', '.join(map(str, found[:3]))}, which training does not change: fit it in "
+        "the library that made the file"
+    )
+
+
+def _is_numbers(value: Any) -> bool:
+    """Whether an attribute is several floating-point numbers."""
+    several = value.tolist() if isinstance(value, np.ndarray) else value
+    return isinstance(several, tuple | list) and len(several) > 1 and all(isinstance(v, float) for v in several)
 
 
 def _no_match(params: Mapping[str, Any], pattern: str) -> set[str]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, Final
@@ -20,60 +21,32 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import CheckpointError, InputNameError, InputShapeError, InputTypeError, TrainingFormError, nearest
+from ..errors import (
+    AdapterWarning,
+    CheckpointError,
+    InputNameError,
+    InputShapeError,
+    InputTypeError,
+    TrainingFormError,
+    nearest,
+)
 from ..eval.values import to_host
 from ..ir.casts import NARROWER
-from ..ir.graph import Graph, Node
+from ..ir.graph import Graph
 from ..model.changes.detours import Detour, InsertedNode, detoured, opset_of, with_detours
 from ..model.model import Model
-from ..proto.dtypes import to_code, to_dtype
+from ..proto.dtypes import to_code
 from ..proto.mapped import load
 from .checkpoint import opened
+from .linear_maps import LinearMap, linear_maps, stored_weight
+from .weights import operand
 
-MICROSOFT: Final = "com.microsoft"
-PRODUCTS: Final = {("", "MatMul"), ("", "Gemm")} | {(MICROSOFT, n) for n in ("FusedMatMul", "TransposeMatMul")}
-CODES: Final = {(MICROSOFT, "MatMulBlockQuantizedFp4Weight"): 2, (MICROSOFT, "MatMulBlockQuantizedFp8Weight"): 1}
-"""Products with a weight [out, in] of 4- or 8-bit floating numbers in blocks, and how many numbers a byte holds."""
-PACKED: Final = {(MICROSOFT, "MatMulNBits"), (MICROSOFT, "MatMulBnb4"), *CODES}
-"""Products with a packed weight [out, in], with extents from the attributes K and N, or from its bytes."""
-QUANTIZERS: Final = {"DequantizeLinear", "QuantizeLinear"}
-BETWEEN: Final = QUANTIZERS | {"Cast", "CastLike", "Identity", "Transpose"}
-"""Operators allowed between a stored weight and its product."""
-BY_HAND: Final = {"Mul", "Sub"}
-"""Also allowed for an integer weight: ``Mul(Sub(Cast(w), zero_point), scale)``."""
-
-
-@dataclass(frozen=True, eq=False)
-class LinearMap:
-    """A node that multiplies by a stored weight: ``y = factor * x W``, optionally with a bias.
-
-    Attributes:
-        name: the name of the stored weight.
-        between: the nodes between the stored weight and W.
-        shape: the shape of W, [in, out].
-        transposed: whether the weight is stored as [out, in].
-        dtype: the element type of x and y; None if no constant determines it.
-    """
-
-    node: Node
-    name: str
-    between: tuple[Node, ...]
-    shape: tuple[int, int]
-    transposed: bool
-    dtype: np.dtype | None
-    factor: float = 1.0
-
-    @property
-    def is_packed(self) -> bool:
-        """Whether the weight is stored or used as integers, so that an adapter cannot be merged into it."""
-        kinds = {n.op_type for n in self.between}
-        return (self.node.domain, self.node.op_type) in PACKED or not kinds.isdisjoint(QUANTIZERS | BY_HAND)
-
-    def matches(self, pattern: str) -> bool:
-        return any(n == pattern or fnmatchcase(n, pattern) for n in (self.name, self.node.name))
-
-    def __str__(self) -> str:
-        return f"{self.name!r} {list(self.shape)} of {self.node}"
+LAYERS: Final = {"W", "R", "weights"}
+"""Operands that are weights of layers which are no linear map: convolutions, recurrences, fused attention."""
+LEFT_OUT: Final = 0.1
+"""The share of the numbers in layers without an adapter above which a rank for all linear maps warns."""
+LISTED: Final = 8
+"""The most weights that the fix of a rank lists."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,91 +148,21 @@ def adapters(
     for pattern, rank in ranks.items():
         for linear in _matching(full, maps, unsuitable, pattern):
             found.setdefault(linear, int(rank))
-    for linear, rank in found.items():
-        if rank > min(linear.shape):
-            raise InputShapeError(
-                f"lora has rank {rank} for {linear}, more than its extents; set a smaller one by a pattern that "
-                f"matches first: lora={{{linear.name!r}: {min(linear.shape)}, '*': {rank}}}"
-            )
+    if large := {m: rank for m, rank in found.items() if rank > min(m.shape)}:
+        linear, rank = next(iter(large.items()))
+        more = f", and {len(large) - 1} more," if len(large) > 1 else ""
+        smaller = {m.name: min(m.shape) for m in large}
+        fix = {**smaller, **{pattern: int(r) for pattern, r in ranks.items() if pattern not in smaller}}
+        if len(large) > LISTED:
+            least = min(min(m.shape) for m in large)
+            fix = {pattern: min(int(r), least) for pattern, r in ranks.items()}
+        raise InputShapeError(
+            f"lora has rank {rank} for {linear}{more} above the extents; set smaller ones, of which the first match "
+            f"counts: lora={fix}"
+        )
+    if "*" in ranks:
+        _warn_of_layers(graph, found, ranks["*"])
     return tuple(Adapter(m, found[m], 1.0 if alpha is None else alpha / found[m]) for m in maps if m in found)
-
-
-def linear_maps(graph: Graph) -> Iterator[LinearMap]:
-    """The products with a stored matrix in the main graph."""
-    nodes, constants = graph.nodes, graph.initializers
-    producers = {v: n for n in nodes for v in n.outputs}
-    for node in nodes:
-        operator = node.domain, node.op_type
-        if operator not in PRODUCTS | PACKED or node.inputs[0] in constants:
-            continue
-        name, between = _stored_weight(node.inputs[1], producers, constants)
-        if name in constants:
-            packed = operator in PACKED
-            found = _packed_map(node, name, constants) if packed else _product_map(node, name, between, constants)
-            if found is not None and (found.dtype is None or jnp.issubdtype(found.dtype, jnp.floating)):
-                yield found
-
-
-def _stored_weight(
-    name: str, producers: Mapping[str, Node], constants: Mapping[str, np.ndarray]
-) -> tuple[str, list[Node]]:
-    """The name of the stored array from which a weight is computed, and the nodes between, last first."""
-    between: list[Node] = []
-    while name in producers:
-        node = producers[name]
-        if node.op_type in BY_HAND:  # follow the stored integer matrix, not the scale or zero point
-            found = [(*_stored_weight(v, producers, constants), v) for v in node.inputs[: 1 + (node.op_type == "Mul")]]
-            matrices = [f for f in found if f[0] in constants and _is_integers(constants[f[0]])]
-            if len(matrices) != 1:
-                break
-            return matrices[0][0], [*between, node, *matrices[0][1]]
-        if node.op_type not in BETWEEN:
-            break
-        between.append(node)
-        name = node.inputs[0]
-    return name, between
-
-
-def _is_integers(stored: np.ndarray) -> bool:
-    return stored.ndim == 2 and not jnp.issubdtype(stored.dtype, jnp.floating)
-
-
-def _packed_map(node: Node, name: str, constants: Mapping[str, np.ndarray]) -> LinearMap | None:
-    scales, weight = constants.get(node.inputs[2]), constants[name]
-    if (each := CODES.get((node.domain, node.op_type))) is not None:
-        return LinearMap(node, name, (), (weight.shape[1] * each, weight.shape[0]), True, None)
-    shape = node.attributes["K"], node.attributes["N"]
-    return (
-        None
-        if scales is None or not node.attributes.get("transB", 1)
-        else LinearMap(node, name, (), shape, True, scales.dtype)
-    )
-
-
-def _product_map(node: Node, name: str, between: list[Node], constants: Mapping[str, np.ndarray]) -> LinearMap | None:
-    weight, transposed, given = constants[name], False, node.attributes
-    dtype: np.dtype | None = weight.dtype
-    for step in reversed(between):
-        if step.op_type == "Transpose":
-            transposed ^= tuple(step.attributes.get("perm", (1, 0))) == (1, 0)
-        elif step.op_type == "CastLike":
-            dtype = None
-        elif step.op_type == "Cast":
-            dtype = to_dtype(step.attributes["to"])
-        elif step.op_type == "DequantizeLinear":
-            scale, code = constants.get(step.inputs[1]), step.attributes.get("output_dtype", 0)
-            if scale is None and not code:
-                return None
-            dtype = to_dtype(code) if scale is None or code else scale.dtype
-    factor = given.get("alpha", 1.0)
-    moved = any(given.get(k, 0) for k in ("transA", "transBatchA", "transBatchB"))
-    if weight.ndim != 2 or moved or not factor:
-        return None
-    transposed ^= bool(given.get("transB", 0))
-    rows, columns = weight.shape
-    return LinearMap(
-        node, name, tuple(between), (columns, rows) if transposed else (rows, columns), transposed, dtype, factor
-    )
 
 
 def _unsuitable(graph: Graph, maps: list[LinearMap]) -> dict[LinearMap, str]:
@@ -278,6 +181,32 @@ def _unsuitable(graph: Graph, maps: list[LinearMap]) -> dict[LinearMap, str]:
         elif linear.name.endswith((".lora_A", ".lora_B")):
             unsuitable[linear] = "is itself an adapter; to train it: trainable='*.lora_[AB]'"
     return unsuitable
+
+
+def _warn_of_layers(graph: Graph, found: Collection[LinearMap], rank: int) -> None:
+    """Warns of a rank for all linear maps in a network that has many weights in other layers."""
+    producers = {v: n for n in graph.nodes for v in n.outputs}
+    layers = {m.name: m.node for m in found}
+    for node in graph.nodes:
+        for name in (n for i, n in enumerate(node.inputs) if n and operand(node, i) in LAYERS):
+            if (stored := stored_weight(name, producers, graph.initializers)[0]) in graph.initializers:
+                layers[stored] = node
+    sizes = {n: graph.initializers[n].size for n in layers}
+    left = [n for n in layers if n not in {m.name for m in found}]
+    share = sum(sizes[n] for n in left) / max(1, sum(sizes.values()))
+    if share <= LEFT_OUT:
+        return
+    kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(layers[n].op_type for n in left).most_common())
+    floating = {n: v for n in left if jnp.issubdtype((v := graph.initializers[n]).dtype, jnp.floating)}
+    is_deep = floating and all(v.ndim > 2 for v in floating.values())
+    fix = "lambda name, weight: weight.ndim > 2" if is_deep else [*floating][:4]
+    advice = f"; to train them as well: finetune(..., trainable={fix})" if floating else ""
+    warnings.warn(
+        f"lora={rank} has adapters beside {len(found)} of {len(layers)} weights of layers. The others, of {kinds}, "
+        f"stay frozen, {share:.0%} of the numbers{advice}",
+        AdapterWarning,
+        stacklevel=5,
+    )
 
 
 def _matching(
@@ -358,7 +287,7 @@ def load_adapter(model: Model, path: str | os.PathLike[str]) -> Model:
 
     >>> import numpy as np, onnx2jax, optax, tempfile
     >>> model = onnx2jax.convert(onnx2jax.demo_model())
-    >>> tuned = onnx2jax.finetune(model, lambda y, batch: (y**2).mean(), optax.sgd(0.1), lora=2)
+    >>> tuned = onnx2jax.finetune(model, lambda y, batch: (y**2).mean(), optax.sgd(0.1), lora={"fc*": 2})
     >>> state, _ = tuned.step(tuned.init(), {"image": np.ones((4, 1, 8, 8), np.float32)})
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = tuned.save_adapter(f"{folder}/adapter.safetensors", state)

@@ -84,9 +84,9 @@ def _visit(graph: Graph, outside: Collection[str], keys: _WeightUses) -> _Weight
         for found in uses.each():
             if not found.isdisjoint(node.outputs):
                 found.update(_same_use(node, fixed, found is uses.angles))
-        named = {name: _operand(node, i) for i, name in enumerate(node.inputs) if name}
-        uses.weights.update(n for n, operand in named.items() if operand in WEIGHTS.get(node.op_type, ()))
-        uses.angles.update(n for n, operand in named.items() if operand in TABLES)
+        named = {name: operand(node, i) for i, name in enumerate(node.inputs) if name}
+        uses.weights.update(n for n, o in named.items() if o in WEIGHTS.get(node.op_type, ()))
+        uses.angles.update(n for n, o in named.items() if o in TABLES)
         if (
             node.op_type in BIASES_AND_SCALES
             and integer_results.isdisjoint(node.inputs)
@@ -103,7 +103,8 @@ def _visit(graph: Graph, outside: Collection[str], keys: _WeightUses) -> _Weight
     return uses
 
 
-def _operand(node: Node, index: int) -> str | None:
+def operand(node: Node, index: int) -> str | None:
+    """What an operator calls one of its inputs; None for functions and unsupported operators."""
     return None if node.target is None or isinstance(node.target, Function) else node.target.parameter(index)
 
 

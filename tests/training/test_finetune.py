@@ -372,7 +372,17 @@ def test_a_shared_weight_sums_the_gradients_of_its_uses() -> None:
 
 def test_a_model_without_floating_point_weights_raises() -> None:
     proto = model([helper.make_node("Neg", ["x"], ["y"])], [value("x", np.float32, [1])], [value("y", np.float32, [1])])
-    with pytest.raises(TrainingFormError, match="nothing to train"):
+    with pytest.raises(TrainingFormError, match=r"nothing to train: the model has no parameters$"):
+        tuning(proto=proto)
+
+
+def test_weights_in_attributes_are_named() -> None:
+    """As those of scikit-learn's linear models and forests."""
+    node = helper.make_node("Scaler", ["x"], ["y"], domain="ai.onnx.ml", offset=[0.0, 1.0], scale=[1.0, 2.0])
+    ends = [value("x", np.float32, ["n", 2])], [value("y", np.float32, ["n", 2])]
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("ai.onnx.ml", 3)]
+    proto = helper.make_model(helper.make_graph([node], "g", *ends), opset_imports=opsets, ir_version=10)
+    with pytest.raises(TrainingFormError, match=r"attributes of .*Scaler.*fit it in the library that made the file"):
         tuning(proto=proto)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import itertools
 import pickle
 import sys
 from pathlib import Path
@@ -19,6 +21,7 @@ from onnx import helper
 
 import onnx2jax
 from onnx2jax.errors import (
+    AdapterWarning,
     CheckpointError,
     InputNameError,
     InputShapeError,
@@ -389,6 +392,58 @@ def test_a_product_in_a_branch_raises() -> None:
         tuning(proto, {"deep": 2})
 
 
+def chain(*extents: int) -> onnx.ModelProto:
+    """Products, whose weights have these extents in turn."""
+    weights = {f"w{i}": np.ones(shape, F) for i, shape in enumerate(itertools.pairwise(extents))}
+    nodes = [node("MatMul", f"h{i} w{i}", f"h{i + 1}") for i in range(len(weights))]
+    ends = [value("h0", F, ["n", extents[0]])], [value(f"h{len(weights)}", F, ["n", extents[-1]])]
+    return model(nodes, *ends, weights)
+
+
+@pytest.mark.parametrize(
+    ("extents", "lora", "fix"),
+    [
+        ((9, 5, 4, 9), 7, {"w0": 5, "w1": 4, "w2": 4, "*": 7}),
+        ((9, 5, 4, 9), {"w0": 6, "w*": 3}, {"w0": 5, "w*": 3}),
+        ((4,) * 12, {"*": 7}, {"*": 4}),
+    ],
+)
+def test_the_fix_of_a_rank_works(extents: tuple[int, ...], lora: Any, fix: dict[str, int]) -> None:
+    with pytest.raises(InputShapeError, match="above the extents") as raised:
+        tuning(chain(*extents), lora)
+    advised = ast.literal_eval(str(raised.value).partition("lora=")[2])
+    assert advised == fix
+    assert len(tuning(chain(*extents), advised).trainable) == 2 * (len(extents) - 1)
+
+
+def convolutional(channels: int) -> onnx.ModelProto:
+    """A convolution, and a product with a weight of 4 numbers a channel."""
+    nodes = [
+        helper.make_node("Conv", ["x", "kernel"], ["c"]),
+        helper.make_node("GlobalAveragePool", ["c"], ["p"]),
+        helper.make_node("Flatten", ["p"], ["f"]),
+        helper.make_node("MatMul", ["f", "w"], ["y"]),
+    ]
+    weights = {"kernel": np.ones((channels, 1, 3, 3), F), "w": np.ones((channels, 4), F)}
+    return model(nodes, [value("x", F, ["n", 1, 8, 8])], [value("y", F, ["n", 4])], weights)
+
+
+def test_a_rank_that_leaves_out_convolutions_warns() -> None:
+    with pytest.warns(
+        AdapterWarning, match="beside 1 of 2 weights of layers. The others, of 1 Conv, .* 69% of"
+    ) as found:
+        tuned = tuning(convolutional(4), 2)
+    assert tuned.trainable == ("w.lora_A", "w.lora_B")
+    advice = str(found[0].message).partition("trainable=")[2].removesuffix(")")
+    trainable = eval(advice)
+    with pytest.warns(AdapterWarning):
+        tuned = onnx2jax.finetune(
+            onnx2jax.convert(convolutional(4)), squares, optax.sgd(0.1), lora=2, trainable=trainable
+        )
+    assert set(tuned.trainable) == {"kernel", "w.lora_A", "w.lora_B"}
+    assert tuning(convolutional(4), {"w": 2}).trainable == ("w.lora_A", "w.lora_B")
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
@@ -399,7 +454,7 @@ def test_a_product_in_a_branch_raises() -> None:
         (
             {"lora": 3},
             InputShapeError,
-            "rank 3 for 'w2' [8, 2] of node 'head' (MatMul, opset 21), more",
+            "rank 3 for 'w2' [8, 2] of node 'head' (MatMul, opset 21) above the extents",
         ),
         ({"lora": {}}, InputTypeError, "lora is {}"),
         ({"lora": True}, InputTypeError, "lora is True; it must be a rank"),
