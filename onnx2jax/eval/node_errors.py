@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 import warnings
@@ -31,7 +32,10 @@ CURE: Final = (
     "If the model runs elsewhere, the inputs given here do not fit it: compare shapes and dtypes with model.inputs."
 )
 """The fix for errors of JAX and NumPy, which do not know the model."""
+THEIRS: Final = "{} raised this, a function of your own: correct it there, or what it is given."
+"""The fix for errors of JAX and NumPy in a function of the user's."""
 OURS: Final = str(Path(__file__).parents[1])
+PACKAGE: Final = __name__.partition(".")[0]
 
 
 def node_error(e: Exception, node: Node, values: Sequence[Any], on_host: bool) -> Exception:
@@ -54,17 +58,19 @@ def node_error(e: Exception, node: Node, values: Sequence[Any], on_host: bool) -
     if isinstance(e, FloatingPointError):  # jax.debug_nans
         e.add_note(f"inside {node}")
         return e
+    theirs = users_function(node)
     if isinstance(e, jax.errors.JAXTypeError):
         # The body looked at a traced value: conversion to int, bool or NumPy.
-        return needs_known(node, "an operand", node.inputs)
+        return _needs_jax(node, theirs) if theirs else needs_known(node, "an operand", node.inputs)
     if isinstance(e, NotImplementedError):
         return UnsupportedError(f"{node}: {e}\n{operands(node, values)}")
-    wrong = _misfit(node, values, e)
-    cure = wrong or (CURE if _raised_by_a_library(e) else "")
+    wrong = "" if theirs else _misfit(node, values, e)
+    cure = wrong or ((THEIRS.format(theirs) if theirs else CURE) if _raised_by_a_library(e) else "")
     if wrong or isinstance(e, ON_PURPOSE) or (isinstance(e, FOREIGN) and cure):
         if any(map(is_string, values)) and not is_known(values):
             return needs_known(node, "an operand beside strings", node.inputs)
-        return OperatorError("\n".join(filter(None, (f"{node}: {_explained(e)}", operands(node, values), cure))))
+        text = str(e) if theirs else _explained(e)
+        return OperatorError("\n".join(filter(None, (f"{node}: {text}", operands(node, values), cure))))
     e.add_note(f"inside {node}\n{operands(node, values)}")
     return e
 
@@ -143,6 +149,18 @@ def _inputs(positions: Iterable[int]) -> str:
     return f"input {' or '.join(map(str, positions))}"
 
 
+def users_function(node: Node) -> str:
+    """The function of the user's that a node calls, given to ``replace`` or registered; empty for operators of ours."""
+    function = node.attributes.get("function")
+    if not callable(function):
+        function = getattr(node.target, "function", None)
+        if function is None or (function.__module__ or "").partition(".")[0] in (PACKAGE, "functools"):
+            return ""
+    name = getattr(function, "__name__", type(function).__name__)
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return name if code is None else f"{name} ({Path(code.co_filename).name}, line {code.co_firstlineno})"
+
+
 def _raised_by_a_library(e: Exception) -> bool:
     """Whether an error was raised by JAX or NumPy rather than by this package."""
     if type(e).__module__.startswith("numpy") or any("JAX has removed" in note for note in getattr(e, "__notes__", ())):
@@ -173,6 +191,17 @@ def needs_known(node: Node, parameter: str, names: Sequence[str]) -> KnownValueE
         "Call the model itself (model(x) or model.run(...)), which finds such values by itself; or pin the input it "
         f"comes from: convert(..., static={{'input name': value}}){bound_fix(node)}",
         names,
+        node,
+    )
+
+
+def _needs_jax(node: Node, function: str) -> KnownValueError:
+    """The error of a user's function that converts a traced value to NumPy, a number or a bool."""
+    return KnownValueError(
+        f"{node}: {function} converts a value to NumPy, a number or a bool, which is traced in jit, grad or vmap.\n"
+        "Write the function with jax.numpy: jnp.maximum for np.maximum, jnp.where(condition, a, b) for if; or call the "
+        "model itself, outside of them, which gives the function NumPy arrays",
+        tuple(filter(None, node.inputs)),
         node,
     )
 

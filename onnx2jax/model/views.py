@@ -105,6 +105,7 @@ class Views(Parameters):
 
         Raises:
             InputNameError: a pattern matches nothing.
+            InputTypeError: a function cannot be called with the value alone.
 
         >>> import jax.numpy as jnp, numpy as np, onnx2jax
         >>> model = onnx2jax.convert(onnx2jax.demo_model())

@@ -14,10 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import InputNameError, InputTypeError, TrainingFormError, did_you_mean, names_list
+from ..errors import InputNameError, InputTypeError, TrainingFormError, names_list
 from ..ir.casts import bounded
 from ..ir.graph import Function, Graph, Node, ancestors, descendants, with_graphs
 from ..ir.precision import computed_in, parameters_in
+from ..model.changes.parts import hint
 from ..ops.arrays import is_known
 from ..ops.registry import Operator, resolve
 from ..proto.mapped import load
@@ -344,7 +345,7 @@ def select_outputs(graph: Graph, outputs: str | Sequence[str]) -> Graph:
     """The graph with only these outputs, or inner values, and the nodes that they need."""
     outputs, names = names_list(outputs), [v.name for v in graph.outputs]
     if unknown := sorted(set(outputs).difference(graph.producers, names)):
-        near = did_you_mean(unknown, {*graph.producers, *names})
+        near = hint(graph, unknown, {*graph.producers, *names})
         raise InputNameError(f"outputs has {unknown}; the model's outputs are {names}{near}")
     declared = {**graph.value_info, **{v.name: v for v in graph.outputs}}
     nodes = tuple(ancestors(graph.nodes, outputs))

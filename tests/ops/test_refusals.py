@@ -13,9 +13,9 @@ from onnx import helper
 
 import onnx2jax
 from onnx2jax import compat
-from onnx2jax.errors import OperatorError
+from onnx2jax.errors import KnownValueError, OperatorError
 from onnx2jax.ir.binding import NEWEST
-from onnx2jax.ops import linalg
+from onnx2jax.ops import linalg, registry
 from onnx2jax.ops.registry import resolve
 from tests.support.helpers import assert_on_purpose, run_op
 from tests.support.models import model, value
@@ -256,3 +256,23 @@ def test_arrays_larger_than_memory_are_rejected_before_allocation(name: str) -> 
     proto = model([helper.make_node(name, inputs, ["y"], name="it")], declared, [value("y", np.float32, None)])
     with pytest.raises(OperatorError, match=rf"'it' \({name}(.|\n)*100000(.|\n)*bytes of memory"):
         onnx2jax.convert(proto, static=given)()
+
+
+def test_errors_of_a_registered_function_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_OPERATORS", {**registry._OPERATORS})
+
+    @onnx2jax.ops.op("Mine", domain="com.example")
+    def mine(x):
+        return x["a"] if x.ndim else bool(x)
+
+    node = helper.make_node("Mine", ["x"], ["y"], domain="com.example")
+    opsets, outputs = {"com.example": 1}, [value("y", np.float32, None)]
+    vector, scalar = (
+        jax.jit(onnx2jax.convert(model([node], [value("x", np.float32, shape)], outputs, opsets=opsets)))
+        for shape in ([2], [])
+    )
+    with pytest.raises(OperatorError, match=r"node 'y'(.|\n)*mine \(test_refusals\.py, line \d+\) raised this") as e:
+        vector(np.ones(2, np.float32))
+    assert "model.inputs" not in str(e.value)
+    with pytest.raises(KnownValueError, match=r"mine \(test_refusals\.py, line \d+\) converts .*(.|\n)*jax\.numpy"):
+        scalar(np.float32(1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -9,6 +10,7 @@ from typing import Any, Final
 
 from ...errors import InputNameError, InputTypeError, ModelError, did_you_mean, names_list
 from ...eval.known_values import inferred_types
+from ...ir.analysis import parameters
 from ...ir.graph import Graph, Node, ancestors, nodes_named
 from ...ops.registry import Operator
 from ...proto.dtypes import to_code
@@ -35,7 +37,7 @@ def cut(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> Graph:
     inputs, wanted = names_list(inputs), tuple(names_list(outputs)) or tuple(v.name for v in graph.outputs)
     if unknown := sorted({*inputs, *wanted} - graph.defines):
         raise InputNameError(
-            f"the main graph has no value {', '.join(map(repr, unknown))}{_hint(graph, unknown, graph.defines)}"
+            f"the main graph has no value {', '.join(map(repr, unknown))}{hint(graph, unknown, graph.defines)}"
         )
     nodes = tuple(_without(inputs, node) for node in ancestors(graph.nodes, wanted, given=inputs))
     reads = {*wanted, *(n for node in nodes for n in node.reads)} | set(inputs)
@@ -57,9 +59,17 @@ def _without(given: Sequence[str], node: Node) -> Node:
     return replace(node, outputs=tuple(PASSED.format(n) if n in given else n for n in node.outputs))
 
 
-def _hint(graph: Graph, unknown: Sequence[str], values: Iterable[str]) -> str:
-    """The end of a message about unknown values: they are nodes, or misspelt."""
-    return nodes_named(graph, unknown) or did_you_mean(unknown, values)
+def hint(graph: Graph, unknown: Sequence[str], values: Iterable[str]) -> str:
+    """The end of a message about names that are none of these values: they are nodes, inputs, weights, or misspelt."""
+    inputs, weights = {v.name for v in graph.inputs}, parameters(graph)
+    hints = [
+        f"; {n!r} is an input: read or change it before the call, model(f({n}))"
+        if n in inputs
+        else f"; {n!r} is a weight: model.params[{n!r}], and model.with_params({{{n!r}: array}}) for another"
+        for n in unknown
+        if n in inputs or n in weights
+    ]
+    return nodes_named(graph, unknown) or "".join(hints[:3]) or did_you_mean(unknown, values)
 
 
 def node_outputs(graph: Graph) -> list[str]:
@@ -85,7 +95,7 @@ def matching(graph: Graph, patterns: str | Iterable[str]) -> list[str]:
         shown = ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
         raise InputNameError(
             f"no node output of the main graph matches {', '.join(map(repr, missed))}; the outputs are {shown}"
-            f"{_hint(graph, missed, names)}"
+            f"{hint(graph, missed, names)}"
         )
     chosen = set().union(*found.values())
     return [n for n in names if n in chosen]
@@ -119,6 +129,27 @@ def _replace(value: Any, *, function: Callable[[Any], Any]) -> Any:
     return result
 
 
+def _check_function(pattern: str, function: Any) -> None:
+    """Raise InputTypeError if a function given to ``replace`` cannot be called with a value alone."""
+    if not callable(function):
+        raise InputTypeError(
+            f"replace has {pattern!r}: {type(function).__name__}; give a function of the value. To put an array in its "
+            f"place: {{{pattern!r}: lambda value: jnp.broadcast_to(array, value.shape).astype(value.dtype)}}"
+        )
+    try:
+        called = inspect.signature(function)
+    except (TypeError, ValueError):  # NumPy's and built-in functions may have none
+        return
+    try:
+        called.bind(None)
+    except TypeError as e:
+        name = getattr(function, "__name__", type(function).__name__)
+        raise InputTypeError(
+            f"replace has {pattern!r}: {name}{called}, which is called with the value alone ({e}). Fix other "
+            f"arguments: {{{pattern!r}: lambda value: {'f' if name == '<lambda>' else name}(value, ...)}}"
+        ) from None
+
+
 REPLACE: Final = Operator(*(PRIVATE, "Replace", 1, _replace, ("value",)), attributes=frozenset({"function"}))
 """The operator of nodes inserted between a value and its readers."""
 
@@ -128,11 +159,14 @@ def replaced(graph: Graph, functions: Mapping[str, Callable[[Any], Any]]) -> Gra
 
     Raises:
         InputNameError: a pattern matches nothing.
+        InputTypeError: a function cannot be called with the value alone.
     """
     if not isinstance(functions, Mapping):
         raise InputTypeError(
             "replace takes a dict of functions by the values that they change: {'relu1.out': function}"
         )
+    for pattern, function in functions.items():
+        _check_function(pattern, function)
     matched = {p: set(matching(graph, p)) for p in functions}
     nodes: list[Node] = []
     for node in graph.nodes:

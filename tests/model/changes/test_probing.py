@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import onnx
+import optax
 import pytest
 from onnx import TensorProto, helper
 
@@ -209,3 +210,53 @@ def test_cut_at_one_of_several_outputs_of_a_node() -> None:
     for result in (part(*given), jax.jit(part.apply)({}, *given), part.run(None, feeds)[0]):
         np.testing.assert_array_equal(result, [7, 16])
     np.testing.assert_array_equal(m.cut(inputs=["a", "b"])(given[0], given[0] + 1), [-1, -1])
+
+
+def test_errors_of_a_replacement_name_the_function_and_not_the_inputs(plain: Model) -> None:
+    def by_name(value: Any) -> Any:
+        return value["a"]
+
+    with pytest.raises(errors.OperatorError, match=r"'h/before'(.|\n)*by_name \(test_probing\.py, line \d+\)") as e:
+        plain.replace({"h": by_name})(X)
+    assert "inputs" not in str(e.value)
+    clipped = plain.replace({"h": lambda value: np.maximum(np.asarray(value), 0)})
+    with pytest.raises(errors.KnownValueError, match=r"jnp\.maximum for np\.maximum") as known:
+        jax.jit(clipped)(X)
+    assert "static" not in str(known.value) and not isinstance(known.value.__cause__, errors.OnnxError)
+    fixed = plain.replace({"h": lambda value: jnp.maximum(jnp.asarray(value), 0)})
+    np.testing.assert_array_equal(jax.jit(fixed)(X), clipped(X))  # which runs on the host
+
+
+def test_replace_takes_functions_of_the_value_alone(plain: Model) -> None:
+    array = np.zeros((1, 3))
+    with pytest.raises(errors.InputTypeError, match="'h': ndarray; give a function") as e:
+        plain.replace({"h": array})  # type: ignore[dict-item]
+    advice = eval(str(e.value)[str(e.value).index("{") :], {"jnp": jnp, "array": array})
+    np.testing.assert_array_equal(plain.replace(advice)(X), X)
+    with pytest.raises(errors.InputTypeError, match=r"'h': power\(.*lambda value: power\(value, \.\.\.\)"):
+        plain.replace({"h": jnp.power})
+    plain.replace({"h": np.negative, "r": jnp.sin})  # of which one has no signature
+
+
+ASKS: dict[str, Any] = {
+    "replace": lambda m, name: m.replace({name: jnp.sin}),
+    "values": lambda m, name: m.values(X, names=name),
+    "finetune": lambda m, name: onnx2jax.finetune(m, lambda y: y.sum(), optax.sgd(0.1), outputs=[name]),
+}
+
+
+@pytest.mark.parametrize("ask", ASKS.values(), ids=ASKS)
+def test_names_of_nodes_inputs_and_weights_are_explained(ask: Any) -> None:
+    model = model_of(
+        "g (float[n, 3] h) => (float[n, 3] y) <float[3, 3] hw = {2, 0, 0, 0, 3, 0, 0, 0, 4}>\n"
+        "{ [hn] head = MatMul(h, hw)\n y = Relu(head) }"
+    )
+    said = {
+        "h": r"'h' is an input: read or change it before the call, model\(f\(h\)\)$",
+        "hw": r"'hw' is a weight: model\.params\['hw'\], and model\.with_params\(\{'hw': array\}\) for another$",
+        "hn": r"'hn' is a node, whose outputs are \['head'\]$",
+        "haed": "did you mean 'head'",
+    }
+    for name, text in said.items():
+        with pytest.raises(errors.InputNameError, match=text):
+            ask(model, name)
