@@ -145,8 +145,11 @@ def test_numbers_for_an_input_of_unknown_type(number: float | None) -> None:
 
 def test_saving_replaced_values_raises_model_error(tmp_path: Path) -> None:
     other = onnx2jax.convert(mlp()).replace({"r": jnp.zeros_like})
-    with pytest.raises(ModelError, match=r"save writes the graph of a file.*model\.cut\(inputs="):
+    with pytest.raises(
+        ModelError, match=r"replace.*model\.export\('folder'\).*save\(original, path, params=model\.params\)"
+    ):
         onnx2jax.save(other, tmp_path / "m.onnx")
+    onnx2jax.save(onnx2jax.convert(mlp()), tmp_path / "m.onnx", params=other.params)
 
 
 def test_models_without_inputs_or_outputs_under_transformations() -> None:

@@ -128,10 +128,10 @@ def _opened(model: Any, params: Mapping[str, Any] | None, state: Any) -> tuple[O
         raise TypeError("a state is written into a TrainingModel; finetune's: save(tuned.to_model(state), path)")
     if hasattr(model, "changed"):  # a Model, a Decoder, or a model that trains
         if model.origin is None:
-            ends = [v.name for v in model.inputs], [v.name for v in model.outputs]
             raise ModelError(
-                "save writes the graph of a file, and model.values and replace create another graph. For a part "
-                f"of a file: model.cut(inputs={ends[0]}, outputs={ends[1]})"
+                "an ONNX file cannot hold the functions of Python that this model has from model.replace. Export it, "
+                "which writes a program with them: model.export('folder'); or save the model that replace was called "
+                "on, with the weights of this one: save(original, path, params=model.params)"
             )
         opened = model.origin.open()
         values |= model.changed() if state is None else model.changed(state)
