@@ -15,6 +15,7 @@ import numpy as np
 
 from ..errors import UnsupportedError
 from ..proto.dtypes import HOST_ONLY
+from ..proto.types import MapType, OptionalType, SequenceType, TensorType, ValueType
 from . import loops
 from .graph import Graph, Node, ancestors, descendants
 
@@ -47,16 +48,26 @@ def static_names(graph: Graph) -> set[str]:
 def ends_before(graph: Graph, node: Node, names: Collection[str]) -> list[str]:
     """The outputs of the largest part of a graph without a node: outputs of the graph, and what the others read of it.
 
-    Of ``names`` alone, those of the file: a rewritten graph has more. Empty where that part is less than half of the
-    graph, or has more than MOST_ENDS outputs.
+    It is without strings and maps among the outputs, too, which no program holds. Of ``names`` alone, those of the
+    file: a rewritten graph has more. Empty where that part is less than half of the graph, or has more than MOST_ENDS
+    outputs.
     """
-    below = {node, *descendants(graph.nodes, filter(None, node.outputs))}
+    objects = {v.name for v in graph.outputs if _holds_objects(v.type)}
+    lost = {node, *(n for n in graph.nodes if not objects.isdisjoint(n.outputs))}
+    below = {*lost, *descendants(graph.nodes, [o for n in lost for o in n.outputs if o])}
     if node not in graph.nodes or 2 * len(below) > len(graph.nodes):
         return []
     kept = {o for n in graph.nodes if n not in below for o in n.outputs}
     reads = (*(v.name for v in graph.outputs), *(n for lost in graph.nodes if lost in below for n in lost.reads))
     ends = [n for n in dict.fromkeys(reads) if n in kept and n in names]
     return ends if len(ends) <= MOST_ENDS else []
+
+
+def _holds_objects(kind: ValueType | None) -> bool:
+    """Whether a value of the type holds strings or maps."""
+    if isinstance(kind, SequenceType | OptionalType):
+        return _holds_objects(kind.element)
+    return isinstance(kind, MapType) or (isinstance(kind, TensorType) and kind.dtype == object)
 
 
 def _deciding_scalars(node: Node, graph: Graph) -> set[str]:

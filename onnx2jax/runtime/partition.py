@@ -16,7 +16,7 @@ import numpy as np
 
 from ..errors import KnownValueError, OnnxError
 from ..eval.interpreter import Context, Scope, Settings, evaluate
-from ..eval.node_errors import refuse_special_values
+from ..eval.node_errors import refuse_special_values, users_function
 from ..eval.values import is_jax, to_device, to_host, unaliased
 from ..ir import analysis
 from ..ir.graph import Graph, Node
@@ -258,26 +258,30 @@ class StagedProgram:
             tuple(unaliased(results, (params[k] for k in map(parts.key, parts.initializers) if k in params)))
         )
 
+    def _fix(self, error: KnownValueError, static: Collection[str]) -> str:
+        """The end of the message of an error about a traced value: inputs to fix that are not ``static``, or a cut."""
+        types = {v.name: v.type for v in self.graph.inputs if v.name not in static}
+        found = sorted(analysis.sources(self.graph.nodes, error.values) & types.keys())
+        ends = analysis.ends_before(self.graph, error.node, self._names) if error.node else []
+        tensors = {n: kind for n in found if isinstance(kind := types[n], TensorType)}
+        fixed = [n for n in found if n not in tensors or not is_float(tensors[n].dtype)] or ([] if ends else found)
+        fix = f": convert(..., static={{{', '.join(f'{n!r}: value' for n in fixed)}}})" if fixed else ""
+        cut = f"\n{'or ' * bool(fix)}leave out what depends on it: model.cut(outputs={ends})" if ends else ""
+        return f"\nit is computed from: {', '.join(map(repr, found)) or 'no input'}{fix}{cut}"
+
     def _inside_transformation(self, values: Mapping[str, Any], context: CallContext) -> tuple[Any, ...]:
         """The outputs inside a caller's jit, grad or vmap, which only a single program can join."""
         try:
             results = self._evaluated(self._whole, values, context._replace(as_numpy=False)).outputs
         except NeedsHost as cut:
-            if isinstance(cut.__cause__, KnownValueError):
-                sources = analysis.sources(self.graph.nodes, cut.__cause__.values)
-                found = sorted(sources & {v.name for v in self.graph.inputs})
-                types = {v.name: v.type for v in self.graph.inputs}
-                tensors = {n: kind for n in found if isinstance(kind := types[n], TensorType)}
-                fixed = [n for n in found if n not in tensors or not is_float(tensors[n].dtype)] or found
-                static = f": convert(..., static={{{', '.join(f'{n!r}: value' for n in fixed)}}})" if found else ""
-                cut.__cause__.add_note(f"it is computed from: {', '.join(map(repr, found)) or 'no input'}{static}")
-                node = cut.__cause__.node
-                if node and (ends := analysis.ends_before(self.graph, node, self._names)):
-                    cut.__cause__.add_note(f"or leave out what depends on it: model.cut(outputs={ends})")
-                raise cut.__cause__ from None
+            if isinstance(error := cut.__cause__, KnownValueError):
+                if error.node is None or not users_function(error.node):
+                    error.message += self._fix(error, context.constants.inputs)
+                raise error from None
             names = [v.name for v in self.graph.inputs if not is_jax(values.get(v.name))]
             what = "strings" if "strings" in cut.reason else "its value"
-            cure = f", or fix {', '.join(names)}: convert(..., static={{{names[0]!r}: {what}}})" if names else ""
+            values_of = ", ".join(f"{n!r}: {what}" for n in names)
+            cure = f", or fix {', '.join(names)}: convert(..., static={{{values_of}}})" if names else ""
             if not names and any({v.name for v in self.graph.outputs}.intersection(n.outputs) for n in cut.nodes):
                 cure = ", or leave that output out: model.cut(outputs=[...])"
             lacks = f". {FLOAT6}" if "float6" in cut.reason else ""

@@ -13,7 +13,7 @@ import pytest
 from onnx import helper
 
 import onnx2jax
-from onnx2jax.errors import KnownValueError
+from onnx2jax.errors import InputTypeError, KnownValueError
 from tests.support.models import model, value
 
 ML = "ai.onnx.ml"
@@ -95,6 +95,27 @@ def test_labels_inside_jit_are_refused_by_the_nodes_name() -> None:
     m = onnx2jax.convert(classifier("LinearClassifier"))
     with pytest.raises(KnownValueError, match=r"ai\.onnx\.ml\.LinearClassifier.*the class labels are strings") as e:
         jax.jit(m.apply)(m.params, X)
-    advice = "or leave out what depends on it: model.cut(outputs=['scores'])"
-    assert advice in e.value.__notes__, "not 'label (class number)', which the file lacks"
-    assert m.cut(outputs=["scores"]).jitted
+    advice = "\nleave out what depends on it: model.cut(outputs=['scores'])"
+    assert str(e.value).endswith(advice), "not 'label (class number)', which the file lacks; x is no input to fix"
+    jax.jit(m.cut(outputs=["scores"]))(X)
+
+
+def test_a_pipeline_of_strings_is_cut_as_errors_advise() -> None:
+    """scikit-learn's: a column of strings, labels that are strings, and probabilities as maps."""
+    proto = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 22, "ai.onnx.ml" : 3]>
+        g (string[n, 1] city, float[n, 1] age) => (string[n] label, seq(map(string, float)) maps) {
+            hot = ai.onnx.ml.OneHotEncoder <cats_strings = ["a", "b"]> (city)
+            flat = Flatten(hot)
+            x = Concat <axis = 1> (flat, age)
+            label, scores = ai.onnx.ml.LinearClassifier <classlabels_strings = ["no", "yes"],
+                coefficients = [1., 0., -0.1, -1., 0., 0.1], post_transform = "SOFTMAX"> (x)
+            maps = ai.onnx.ml.ZipMap <classlabels_strings = ["no", "yes"]> (scores)
+        }""")
+    m, age = onnx2jax.convert(proto, static={"city": np.array([["b"]], object)}), np.float32([[3]])
+    with pytest.raises(KnownValueError) as e:
+        jax.jit(m)(age)
+    assert str(e.value).endswith("computed from: 'age'\nleave out what depends on it: model.cut(outputs=['scores'])")
+    scores = jax.jit(m.cut(outputs=["scores"]))(age)
+    np.testing.assert_allclose([list(row.values()) for row in m(age).maps], scores, rtol=1e-6)
+    with pytest.raises(InputTypeError, match=r"convert\(\.\.\.\)\.cut\(outputs=\['scores'\]\)"):
+        onnx2jax.convert(proto, outputs=["scores"])  # type: ignore[arg-type]

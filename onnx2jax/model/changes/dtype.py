@@ -28,7 +28,10 @@ def compute_dtype(dtype: Any, outputs: str) -> np.dtype | None:
         InputTypeError: it is another type, or ``outputs`` is neither "declared" nor "compute".
     """
     if outputs not in OUTPUTS:
-        raise InputTypeError(f"outputs is {outputs!r}; outputs come in the types 'declared' or in that of 'compute'")
+        raise InputTypeError(
+            f"outputs is {outputs!r}; outputs come in the types 'declared' or in that of 'compute'. For some outputs "
+            f"alone, or inner values: convert(...).cut(outputs={outputs!r})"
+        )
     try:
         found = None if dtype is None else np.dtype(jnp.dtype(dtype))
     except TypeError:
