@@ -19,6 +19,9 @@ from .graph import Node, Reference, Unsupported
 NEWEST: Final = {"": 28, "ai.onnx.ml": 5, "ai.onnx.preview": 1, "ai.onnx.preview.training": 1}
 """The newest supported version of each domain that ONNX itself defines."""
 
+DOMAIN: Final = "ai.onnx"
+"""What the domain '' is called."""
+
 ASSUMED: Final = {"ai.onnx.ml": NEWEST["ai.onnx.ml"], "com.microsoft": 1}
 """Versions of domains that a file uses and does not import, unless ``strict``: those that onnxruntime assumes."""
 
@@ -154,32 +157,48 @@ def unsupported_error(unsupported: Iterable[Unsupported]) -> UnsupportedOperator
     groups: dict[tuple[str, str, int], list[Unsupported]] = defaultdict(list)
     for node in unsupported:
         groups[node.domain, node.op_type, node.opset].append(node)
-    lines = []
+    lines, unknown, newer = [], [], dict[str, int]()
     for (domain, name, opset), nodes in sorted(groups.items()):
-        note = f": {nodes[0].note}" if nodes[0].note else ""
+        table = registry.supported().get(domain, {})
+        if name in table:
+            since = min(table[name])
+            newer[domain] = max(since, newer.get(domain, 0))
+            note = f"{name} exists from opset {since} on, the model imports {opset}"
+        elif same := [n for n in table if n.lower() == name.lower()]:
+            note = f"names are case sensitive, did you mean {same[0]}?"
+        else:
+            unknown.append((domain, name, opset))
+            note = _replacement(domain, name) or nodes[0].note
         shown = ", ".join(repr(m.node) for m in nodes[:3]) + (", ..." if len(nodes) > 3 else "")
-        lines.append(
-            f"  {domain or 'ai.onnx'} {opset}: {name} x{len(nodes)} (nodes {shown}){_hint(domain, name, opset) or note}"
+        lines.append(f"  {domain or 'ai.onnx'} {opset}: {name} x{len(nodes)} (nodes {shown}){': ' * bool(note)}{note}")
+    fixes = [_newer_opset(*entry) for entry in newer.items()]
+    if unknown:
+        domain, name, opset = unknown[0]
+        fixes.append(
+            f"To add one:\n  @onnx2jax.ops.op({name!r}, domain={domain!r}, since={opset})\n"
+            "  def f(x, *, attribute=1.0): ...\nbefore calling convert."
         )
-    domain, name, opset = next(iter(sorted(groups)))
-    return UnsupportedOperatorError(
-        f"{len(groups)} operator{'s of the model are' if len(groups) > 1 else ' of the model is'} unsupported:\n"
-        + "\n".join(lines)
-        + f"\nTo add one:\n  @onnx2jax.ops.op({name!r}, domain={domain!r}, since={opset})\n"
-        "  def f(x, *, attribute=1.0): ...\nbefore calling convert."
+    many = "s of the model are" if len(groups) > 1 else " of the model is"
+    return UnsupportedOperatorError("\n".join([f"{len(groups)} operator{many} unsupported:", *lines, *fixes]))
+
+
+def _newer_opset(domain: str, version: int) -> str:
+    """How to declare a newer version of an operator set."""
+    names = f"in ('', {DOMAIN!r})" if not domain else f"== {domain!r}"
+    return (
+        f"To import {domain or DOMAIN} {version}, if the other nodes of the file mean the same there:\n"
+        "  model = onnx.load(path)\n"
+        f"  next(o for o in model.opset_import if o.domain {names}).version = {version}\n"
+        "  onnx2jax.convert(model)\n"
+        "or export the model again, for that opset."
     )
 
 
-def _hint(domain: str, name: str, opset: int) -> str:
+def _replacement(domain: str, name: str) -> str:
+    """What to use in place of an operator that has no near relative in its domain; empty if nothing is known."""
     from ..ops import extensions  # at the first unsupported operator
 
     if domain in extensions.DOMAINS and name in extensions.REPLACEMENTS:
-        return f": {extensions.REPLACEMENTS[name]}"
-    table = registry.supported().get(domain, {})
-    if name in table:
-        return f": {name} exists from opset {min(table[name])} on, the model imports {opset}"
-    same = [n for n in table if n.lower() == name.lower()]
-    if same:
-        return f": names are case sensitive, did you mean {same[0]}?"
-    others = [d or "ai.onnx" for d, names in registry.supported().items() if name in names]
-    return f": the name exists in domain {others[0]}" if others else ""
+        return extensions.REPLACEMENTS[name]
+    others = [d or DOMAIN for d, names in registry.supported().items() if name in names]
+    return f"the name exists in domain {others[0]}" if others else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,8 +43,19 @@ def test_all_unsupported_operators_are_listed_at_once() -> None:
     assert "com.example 2: Frob x2 (nodes 'n2', 'n3')" in text
     assert "did you mean Relu?" in text
     assert "Mish exists from opset 18 on, the model imports 16" in text
-    assert "@onnx2jax.ops.op(" in text
+    assert "@onnx2jax.ops.op('Frob', domain='com.example', since=2)" in text
     assert isinstance(caught.value, NotImplementedError)
+
+
+def test_an_operator_that_is_newer_than_the_import_runs_as_the_error_advises(tmp_path: Path) -> None:
+    proto, path = relu("Mish", opset=7), tmp_path / "m.onnx"
+    onnx.save(proto, path)
+    with pytest.raises(UnsupportedOperatorError) as caught:
+        onnx2jax.convert(path)
+    assert "ops.op(" not in str(caught.value)
+    _, _, advice = str(caught.value).partition("there:\n")
+    lines = [line.strip() for line in advice.splitlines() if line.startswith("  ")]
+    exec("\n".join(lines), {"onnx": onnx, "onnx2jax": onnx2jax, "path": path})
 
 
 def test_all_nodes_with_rejected_attributes_are_listed_at_once() -> None:
