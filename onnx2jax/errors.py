@@ -48,8 +48,10 @@ def with_rules(text: str, *rules: str) -> str:
 
 
 @contextmanager
-def inside(node: str) -> Iterator[None]:
+def inside(node: str, *deciding: str) -> Iterator[None]:
     """Name a node in the notes of an exception that its body raises: for modules that ``to_source`` writes.
+
+    ``deciding``: inputs of the model that decide a condition of which JAX traces both branches.
 
     >>> with inside("node 'y' (If, opset 22)"):
     ...     1 / 0
@@ -61,6 +63,12 @@ def inside(node: str) -> Iterator[None]:
         yield
     except Exception as e:
         e.add_note(f"inside {node}")
+        if deciding:
+            static = ", ".join(f"{n!r}: value" for n in deciding)
+            e.add_note(
+                "JAX traces both branches, and one of them may not support these shapes. To write the source with one: "
+                f"convert(..., static={{{static}}}).to_source(folder)"
+            )
         raise
 
 

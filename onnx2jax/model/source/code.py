@@ -77,7 +77,7 @@ class Statement:
         target: the left-hand side, if it is no list of the outputs.
         wide: whether it needs 64-bit types.
         hint: a name for what has none in the file.
-        inside: the node that notes of its errors name.
+        inside: the node that notes of its errors name, and the inputs that decide it; empty for none.
     """
 
     outputs: tuple[str, ...]
@@ -89,7 +89,7 @@ class Statement:
     target: str = ""
     wide: bool = False
     hint: str = "h"
-    inside: str = ""
+    inside: tuple[str, ...] = ()
 
     def reads(self) -> set[str]:
         """References from outside that it reads."""

@@ -71,8 +71,9 @@ def if_(scope: Scope, node: Node) -> Sequence[Value]:
     if any(None not in (a.rank, b.rank) and a.rank != b.rank for a, b in zip(*branches, strict=True)):
         raise unsupported(node, "its branches return values of different rank; give its condition to convert(static=)")
     origins = sources(scope.graph.nodes, node.inputs[:1]) if scope.graph.path == "" else set()
-    scope.emitter.conditional[node.name] = [v.name for v in scope.graph.inputs if v.name in origins]
-    return scope.define(node, f"lax.cond({_scalar(scope, condition)}, {then}, {other})", types, blocks)
+    deciding = scope.emitter.conditional[node.name] = [v.name for v in scope.graph.inputs if v.name in origins]
+    text = f"lax.cond({_scalar(scope, condition)}, {then}, {other})"
+    return scope.define(node, text, types, blocks, deciding=deciding)
 
 
 def _same_type(a: Value, b: Value) -> bool:

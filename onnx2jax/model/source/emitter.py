@@ -248,6 +248,7 @@ class Scope:
         several: bool = False,
         target: Callable[[Sequence[str]], str] | None = None,
         wide: bool = False,
+        deciding: Sequence[str] = (),
     ) -> list[Value]:
         """The values of a node's outputs, defined by one statement.
 
@@ -259,6 +260,7 @@ class Scope:
             several: whether the expression is a tuple even if there is one result.
             target: the left-hand side for the references of the outputs; a list of them where it is left out.
             wide: whether it needs 64-bit types though no result has one.
+            deciding: inputs of the model that decide which of the blocks runs.
         """
         if text in self._equal and not blocks:
             return list(self._equal[text])
@@ -279,7 +281,7 @@ class Scope:
                 written,
                 wide,
                 kind,
-                str(node) if blocks else "",
+                (str(node), *deciding) if blocks else (),
             )
         )
         defined = [replace(v, text=mark(o), known=None) for v, o in zip(types, outputs, strict=False)]

@@ -99,7 +99,7 @@ def _branch(statement: Statement) -> None:
     for call, block in results.items():
         several = len(_elements(block.result)) > 1
         statement.text = statement.text.replace(call, f"({block.result})" if several else block.result)
-    statement.blocks, statement.inside = (), ""
+    statement.blocks, statement.inside = (), ()
 
 
 def _elements(text: str) -> Sequence[ast.expr]:

@@ -110,7 +110,7 @@ class Renderer:
         else:
             target = ", ".join(named)
         if statement.inside:
-            yield from layout(f"with inside({string(statement.inside)}):", indent)
+            yield from layout(f"with inside({', '.join(map(string, statement.inside))}):", indent)
             indent += 4
         yield from layout(f"{target} = {text}", indent)
 

@@ -19,7 +19,7 @@ import onnx.parser
 import pytest
 
 import onnx2jax
-from onnx2jax.errors import UnsupportedError
+from onnx2jax.errors import KnownValueError, UnsupportedError
 from onnx2jax.model.source.calls import SUPPLIED
 from onnx2jax.ops.description import FIXTURES
 from tests.support.helpers import ROOT
@@ -295,6 +295,26 @@ def test_what_has_no_source_is_named(name: str) -> None:
     text, message = REJECTED[name]
     with pytest.raises(UnsupportedError, match=message):
         _ = onnx2jax.convert(Case(text, ()).proto).source
+
+
+def test_a_branch_that_does_not_fit_raises_with_the_fix(tmp_path: Path) -> None:
+    """As a network for 16 and 8 kHz, of which both branches are in the file."""
+    text = """rates (float[n, k] x, int64 rate) => (float[n, 2] y) { sixteen = Constant<value_int = 16>()
+    c = Equal(rate, sixteen) y = If(c) <then_branch = t () => (float[n, 2] a) { a = MatMul(x, wide) },
+    else_branch = e () => (float[n, 2] b) { b = MatMul(x, narrow) }> }"""
+    proto = Case(text, (), weights={"wide": normal(4, 2), "narrow": normal(3, 2)}).proto
+    x, rate = normal(1, 4), np.int64(16)
+    module = imported(onnx2jax.convert(proto).to_source(tmp_path / "both"))
+    with pytest.raises(Exception, match=r"matmul|dot") as caught:
+        module.model(module.load_params(), x, rate)
+    assert any("convert(..., static={'rate': value}).to_source(folder)" in note for note in caught.value.__notes__)
+    with pytest.raises(
+        KnownValueError, match=r"condition is traced\n.*'rate': convert\(\.\.\., static=\{'rate': value\}\)"
+    ):
+        jax.jit(onnx2jax.convert(proto))(x, rate)
+    model = onnx2jax.convert(proto, static={"rate": rate})
+    module = imported(model.to_source(tmp_path / "one"))
+    np.testing.assert_allclose(module.model(module.load_params(), x), jax.jit(model)(x), rtol=1e-5)
 
 
 def test_types_that_safetensors_lacks_are_restored(tmp_path: Path) -> None:
