@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
+from . import compat
 from .data import demo_model, demo_samples
 from .model.convert import convert
 from .proto.paths import path_of
@@ -186,7 +187,7 @@ def run(picture: Path, working: AbstractContextManager[Any] | None = None) -> in
         import matplotlib  # noqa: F401
         from rich.console import Console
     except ImportError as error:
-        print(f"The demo draws with matplotlib and rich ({error}): pip install 'onnx2jax[demo]'", file=sys.stderr)
+        print(f"The demo draws with matplotlib and rich ({error}): {compat.install('demo')}", file=sys.stderr)
         return 1
     with working or nullcontext():
         found = compute()

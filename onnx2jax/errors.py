@@ -286,5 +286,9 @@ class DeviationWarning(UserWarning):
     """The result follows ONNX, and other implementations, which may have produced the model, differ."""
 
 
+class MissingExtraWarning(UserWarning):
+    """Some nodes need a package that is not installed: a call that reaches them raises."""
+
+
 class ShardingWarning(UserWarning):
     """Part of a requested placement was not applied; results are the same."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from types import ModuleType, SimpleNamespace
@@ -271,3 +272,10 @@ def test_products_without_tiles_are_compiled_for_cublas() -> None:
     assert compat.compile_without_device(lowered) == {"xla_gpu_enable_triton_gemm": False}
     with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED"):
         compat.compile_without_device(Uncompilable("RESOURCE_EXHAUSTED: too little memory"))
+
+
+def test_commands_install_the_packages_of_an_extra() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for extra in ("demo", "image", "re2", "text", "tpu", "train", "verify"):
+        assert compat.install(extra) == f"pip install {' '.join(f'{name!r}' for name in sorted(extras[extra]))}"
+    assert compat.MODULES.keys() <= extras.keys() and not any(map(compat.lacks, compat.MODULES))

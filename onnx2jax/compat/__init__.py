@@ -6,8 +6,9 @@ A private interface is looked up when it is needed, inside a function that has a
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+import importlib.util
+import re
+from typing import Any, Final
 
 from .config import any_values as any_values
 from .config import checks_values as checks_values
@@ -82,4 +83,30 @@ def optional(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as e:
-        raise ImportError(f"this needs {module} ({e}): pip install 'onnx2jax[{extra}]'", name=module) from e
+        raise ImportError(f"this needs the extra {extra} ({e}): {install(extra)}", name=module) from e
+
+
+def install(extra: str) -> str:
+    """The command that installs the packages of an extra, by their own names: it works wherever this package is from.
+
+    >>> install("re2")
+    "pip install 'google-re2>=1.1'"
+    """
+    from importlib import metadata  # takes 20 ms
+
+    try:
+        listed = metadata.requires(__name__.partition(".")[0]) or []
+    except metadata.PackageNotFoundError:  # a folder on the path
+        listed = []
+    entries = (text.partition(";") for text in listed)
+    packages = [f"'{name.strip()}'" for name, _, of in entries if re.search(rf"extra == ['\"]{extra}['\"]", of)]
+    return f"pip install {' '.join(packages)}" if packages else f"pip install '.[{extra}]' in a clone"
+
+
+MODULES: Final = {"image": "PIL", "re2": "re2", "text": "tokenizers"}
+"""The module of each extra that operators need."""
+
+
+def lacks(extra: str) -> bool:
+    """Whether the module of an extra that operators need is not installed; does not import it."""
+    return importlib.util.find_spec(MODULES[extra]) is None

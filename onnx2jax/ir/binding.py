@@ -10,11 +10,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from .. import compat
 from ..errors import ModelError, OnnxError, OperatorError, UnsupportedError, UnsupportedOperatorError
 from ..ops import registry
 from ..ops.registry import Operator
 from ..proto.messages import normal_domain
-from .graph import Node, Reference, Unsupported
+from .graph import Graph, Node, Reference, Unsupported
 
 NEWEST: Final = {"": 28, "ai.onnx.ml": 5, "ai.onnx.preview": 1, "ai.onnx.preview.training": 1}
 """The newest supported version of each domain that ONNX itself defines."""
@@ -116,6 +117,22 @@ def check_supported(unsupported: Sequence[Unsupported], rejected: Sequence[Excep
         raise unsupported_error(unsupported)
     if rejected:
         raise type(rejected[0])("\n".join(dict.fromkeys(map(str, rejected))))
+
+
+def missing_extras(graph: Graph) -> dict[str, list[Node]]:
+    """The extras of this package that are not installed, and the nodes that raise without them."""
+    found: dict[str, list[Node]] = defaultdict(list)
+    for node in (node for inner in graph.walk() for node in inner.nodes):
+        needs = node.target.extra if isinstance(node.target, Operator) else ""
+        if needs and (extra := needs if isinstance(needs, str) else needs(node.attributes)):
+            found[extra].append(node)
+    return {extra: nodes for extra, nodes in found.items() if compat.lacks(extra)}
+
+
+def missing_text(extra: str, nodes: Sequence[Node]) -> str:
+    """What a model needs that is not installed, and how to install it."""
+    more = f" and {len(nodes) - 1} more" if len(nodes) > 1 else ""
+    return f"{nodes[0]}{more} will raise when it runs: it needs {compat.MODULES[extra]}: {compat.install(extra)}"
 
 
 def required(operator: Operator) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from ..checker.types import check_types
 from ..errors import (
     DeviationWarning,
     InputTypeError,
+    MissingExtraWarning,
     ModelError,
 )
 from ..ir import binding, loops
@@ -193,6 +194,8 @@ def convert(
         binding.check_supported(imported.unsupported, imported.rejected)
         deviations = check_operands(importer)
         _warn_of_deviations(imported, loop_cond, deviations)
+        for extra, nodes in binding.missing_extras(imported.graph).items():
+            warnings.warn(binding.missing_text(extra, nodes), MissingExtraWarning, stacklevel=2)
         spec = built(imported, options, Model, Origin(importer.message, importer.files), agreed)
     compare_processes(spec)
     return Model(spec)

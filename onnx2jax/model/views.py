@@ -184,7 +184,7 @@ class Views(Parameters):
                 has the name of a keyword.
             against: ``"onnxruntime"``, ``"reference"`` (ONNX's own implementation), or a folder of test data with
                 expected outputs; by default the test data next to the file, or else onnxruntime. Install both by
-                ``pip install 'onnx2jax[verify]'``.
+                ``pip install onnx onnxruntime``.
             each_node: compare every node of the main graph on the other implementation's operands. This is done anyway
                 once an output differs, and in the bodies of loops and branches. A difference inside a function is
                 reported at the node that calls it.

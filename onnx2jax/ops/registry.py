@@ -80,6 +80,7 @@ class Traits(TypedDict, total=False):
         moves: it moves elements of its first inputs, whatever their type, and computes nothing.
         merges: "sums" or "products" if XLA merges its constants with those of a neighbour that says the same. See
             ir/neighbours.py.
+        extra: the extra of this package without which it raises, or a function of a node's attributes that gives it.
         limits: what is unsupported, and what is decided here because ONNX leaves it open; for docs/operators.md.
     """
 
@@ -93,6 +94,7 @@ class Traits(TypedDict, total=False):
     strings: str
     moves: bool
     merges: str
+    extra: str | Callable[[Mapping[str, Any]], str]
     limits: str
 
 
@@ -133,6 +135,7 @@ class Operator:
     strings: str = ""
     moves: bool = False
     merges: str = ""
+    extra: str | Callable[[Mapping[str, Any]], str] = ""
     limits: str = ""
 
     def __reduce__(self) -> Any:

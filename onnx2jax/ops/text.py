@@ -31,7 +31,7 @@ def _padded(rows, shape, filler):
     return np.array(flat, object).reshape(*shape, width)
 
 
-@op("RegexFullMatch", since=20, limits="needs the extra `re2` (google-re2)")
+@op("RegexFullMatch", since=20, extra="re2", limits="needs the extra `re2` (google-re2)")
 def regex_full_match(X: Static, *, pattern):
     expression = regex(pattern)
     return np.array([expression.fullmatch(x) is not None for x in X.flat], bool).reshape(X.shape)
@@ -72,7 +72,12 @@ def string_normalizer(X: Static, *, case_change_action: Case = "NONE", is_case_s
     return np.array(kept, object).reshape(*X.shape[:-1], len(kept))
 
 
-@op("Tokenizer", domain="com.microsoft", limits="needs the extra `re2` (google-re2)")
+def _extra(attributes):
+    """Characters are found without regular expressions."""
+    return "" if attributes.get("separators") == ("",) else "re2"
+
+
+@op("Tokenizer", domain="com.microsoft", extra=_extra, limits="needs the extra `re2` (google-re2), but for characters")
 def tokenizer(X: Static, *, mark, mincharnum, pad_value, separators=None, tokenexp=None):
     """com.microsoft Tokenizer: splits into characters (separators is [""]), at separators, or by a token pattern."""
     only(separators=separators, tokenexp=tokenexp)

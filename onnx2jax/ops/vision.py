@@ -375,7 +375,12 @@ def pillow():
     return importlib.import_module("PIL.Image")
 
 
-@op("ImageDecoder", since=20, limits="needs the extra `image` (pillow); decodes the formats pillow supports")
+@op(
+    "ImageDecoder",
+    since=20,
+    extra="image",
+    limits="needs the extra `image` (pillow); decodes the formats pillow supports",
+)
 def image_decoder(encoded_stream: Static, *, pixel_format: Literal["RGB", "BGR", "Grayscale"] = "RGB"):
     """An encoded image as [height, width, channels]; an empty tensor if it cannot be decoded."""
     grey, images = pixel_format == "Grayscale", pillow()

@@ -6,7 +6,6 @@ Tensor), so no generated code is needed.
 
 from __future__ import annotations
 
-import importlib
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from .. import compat
 from ..errors import ModelError
 from .files import read_regular
 from .messages import TensorProto
@@ -54,12 +54,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         FileNotFoundError: the file does not exist.
         ImportError: flatbuffers is not installed.
     """
-    try:
-        library = importlib.import_module("flatbuffers")
-    except ImportError as error:
-        raise ImportError(
-            f"checkpoints of onnxruntime need flatbuffers ({error}): pip install 'onnx2jax[artifacts]'"
-        ) from error
+    library = compat.optional("flatbuffers", "artifacts")
     label = f"checkpoint {str(path)!r}"
     data = read_regular(path, label)
     if data[4:8] != IDENTIFIER:

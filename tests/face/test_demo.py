@@ -77,7 +77,7 @@ def test_without_extras(capsys: Capture, tmp_path: Path, main: Callable[[list[st
     assert main(["--output", str(tmp_path / "demo.png")]) == 1
     err = capsys.readouterr().err
     assert err.startswith("The demo draws with matplotlib and rich (")
-    assert err.endswith("): pip install 'onnx2jax[demo]'\n")
+    assert err.endswith("): pip install 'matplotlib>=3.10.7' 'rich>=13'\n")
     assert not (tmp_path / "demo.png").exists()
 
 

@@ -100,6 +100,13 @@ def test_keywords_of_convert_stand_in_the_same_groups_everywhere() -> None:
     assert shown == documented
 
 
+def test_extras_are_installed_from_the_clone() -> None:
+    """The package is in no index yet."""
+    files = [ROOT / "README.md", *pages.SITE, *(ROOT / "notebooks").glob("*.ipynb"), ROOT / "notebooks" / "README.md"]
+    commands = r"pip\s+install\s+[^`\n]*onnx2jax"
+    assert [str(f) for f in files if re.search(commands, f.read_text(encoding="utf-8"))] == []
+
+
 def test_every_command_is_on_its_page() -> None:
     shown = re.findall(r"^onnx2jax (\w+)", (ROOT / "docs" / "guides" / "terminal.md").read_text(), re.MULTILINE)
     assert {*shown} == COMMANDS.keys()

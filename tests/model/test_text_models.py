@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,7 +15,8 @@ import pytest
 from onnx import TensorProto, helper
 
 import onnx2jax
-from onnx2jax.errors import InputTypeError, KnownValueError, OnnxError
+from onnx2jax import cli
+from onnx2jax.errors import InputTypeError, KnownValueError, MissingExtraWarning, OnnxError
 from tests.support.models import model, one_node, value
 
 RNG = np.random.default_rng(0)
@@ -194,3 +198,25 @@ def test_keys_and_values_of_maps_are_str_or_bytes() -> None:
     assert y.tolist() == [[2.0, 0.0]]
     with pytest.raises(InputTypeError, match="its keys takes strings, and element 1 is int"):
         counted.run(None, {"x": {"b": 1.0, 3: 2.0}})
+
+
+@pytest.mark.parametrize("split", [{"tokenexp": "[a-z]+"}, {"separators": [" "]}, {"separators": [""]}], ids=str)
+def test_packages_that_nodes_need_are_named_at_once(
+    split: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By convert and by ``inspect``, not by the first call."""
+    options = {"mark": 0, "mincharnum": 1, "pad_value": "", **split}
+    nodes = [node("Tokenizer", ["x"], ["y"], domain=MICROSOFT, **options)]
+    proto = model(nodes, [text("x", ["n"])], [text("y", ["n", "k"])], opsets={MICROSOFT: 1})
+    onnx.save(proto, tmp_path / "m.onnx")
+    monkeypatch.setitem(sys.modules, "re2", None)
+    needed = split != {"separators": [""]}
+    warned = (
+        pytest.warns(MissingExtraWarning, match="'y' .*needs re2: pip install 'google-re2") if needed else nullcontext()
+    )
+    with warned:
+        m = onnx2jax.convert(proto)
+    with pytest.raises(ImportError, match="needs the extra re2 ") if needed else nullcontext():
+        m(["a b"])
+    assert cli.main(["inspect", str(tmp_path / "m.onnx")]) == 0
+    assert ("needs re2: pip install 'google-re2" in capsys.readouterr().out) == needed

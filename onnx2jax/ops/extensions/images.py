@@ -14,7 +14,7 @@ from . import contributed
 _JPEG = "pixels of JPEG are pillow's, whose chroma is smoother than that of onnxruntime-extensions"
 
 
-@contributed("DecodeImage", f"PNG and JPEG; needs the extra `image` (pillow); {_JPEG}")
+@contributed("DecodeImage", f"PNG and JPEG; needs the extra `image` (pillow); {_JPEG}", extra="image")
 def decode_image(image: Static):
     try:
         file = pillow().open(io.BytesIO(np.asarray(image).tobytes()), formats=("PNG", "JPEG"))
@@ -26,7 +26,9 @@ def decode_image(image: Static):
 
 
 @contributed(
-    "EncodeImage", "needs the extra `image` (pillow); JPEG of quality 95; files decode to the same, bytes differ"
+    "EncodeImage",
+    "needs the extra `image` (pillow); JPEG of quality 95; files decode to the same, bytes differ",
+    extra="image",
 )
 def encode_image(image: Static, *, format: Literal["png", "jpg"]):
     file = io.BytesIO()

@@ -102,7 +102,7 @@ def string_split(input: Static, delimiter: Static, skip_empty: Static):
     return np.array(indices, np.int64).reshape(-1, 2), strings(part for row in rows for part in row), shape
 
 
-@contributed("StringRegexReplace", _RE2)
+@contributed("StringRegexReplace", _RE2, extra="re2")
 def string_regex_replace(input: Static, pattern: Static, rewrite: Static, *, global_replace=1):
     r"""Replaces matches of a pattern of RE2, all or the first; ``\1`` in the rewrite is a group, ``\0`` the match."""
     if not scalar("pattern", pattern):
@@ -134,7 +134,9 @@ def string_regex_replace(input: Static, pattern: Static, rewrite: Static, *, glo
     return strings(map(replaced, input.flat), input.shape)
 
 
-@contributed("StringRegexSplitWithOffsets", f"{_RE2}; the pattern must have a group, which is the delimiter")
+@contributed(
+    "StringRegexSplitWithOffsets", f"{_RE2}; the pattern must have a group, which is the delimiter", extra="re2"
+)
 def string_regex_split(input: Static, delimiter: Static, keep: Static):
     """Words between the first group's matches, their first and last bytes, and the first word of each string.
 

@@ -238,7 +238,7 @@ def _padded(rows, shape, padding_length, filler):
     return ids.reshape(*shape, length), mask.reshape(*shape, length)
 
 
-@contributed("GPT2Tokenizer", f"{_NEEDS}; without offset_mapping; padding is 0")
+@contributed("GPT2Tokenizer", f"{_NEEDS}; without offset_mapping; padding is 0", extra="text")
 def gpt2_tokenizer(
     input_text: Static, *, vocab, merges, added_token="", padding_length=-1, model_name="GPT2", n_outputs, once
 ):

@@ -46,7 +46,7 @@ def test_unknown_chips_are_refused(name: str) -> None:
 
 @pytest.mark.parametrize(("chip", "extra"), [("v6e", "tpu"), ("a100:8", "cuda")])
 def test_a_missing_compiler_is_named(chip: str, extra: str) -> None:
-    with pytest.raises(ImportError, match=rf"pip install 'onnx2jax\[{extra}\]'"):
+    with pytest.raises(ImportError, match=rf"needs the extra {extra} .*pip install"):
         chips.slice_of(chip)
 
 

@@ -210,7 +210,7 @@ def test_verify_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "onnxruntime does not take the model" in (said := refused(cast, against="onnxruntime"))
     assert "verify(against='reference')" in said
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    assert "pip install 'onnx2jax[verify]'" in refused(model, against="onnxruntime")
+    assert "needs the extra verify " in refused(model, against="onnxruntime")
 
 
 F = np.float32
