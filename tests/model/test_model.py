@@ -503,6 +503,18 @@ def test_zero_size_batch() -> None:
     assert onnx2jax.convert(mlp())(np.zeros((0, 4), np.float32)).shape == (0, 2)
 
 
+@pytest.mark.parametrize(("declared", "given"), [("n, 3, h, 5", (2, 4, 5, 3)), ("n, h, 5, 3", (2, 3, 4, 5))])
+def test_images_of_another_layout_are_moved_as_the_error_advises(declared: str, given: tuple[int, ...]) -> None:
+    m = onnx2jax.convert(text_model(f"g (float[{declared}] image) => (float[{declared}] y) {{ y = Neg(image) }}"))
+    for image in (np.ones(given, np.float32), jnp.ones(given, jnp.float32)):
+        with pytest.raises(InputShapeError, match=r"the channels are (last|first), move them: np\.moveaxis") as e:
+            m(image)
+        moved = eval(str(e.value).partition("move them: ")[2], {"np": np, "image": image})
+        with pytest.raises(InputShapeError, match=r"as a batch of one: image\[None\]$"):
+            m(moved[0])
+        assert (m(moved).shape, m(moved[0][None]).shape) == (moved.shape, (1, *moved.shape[1:]))
+
+
 def test_a_declared_extent_of_0_admits_no_other() -> None:
     m = onnx2jax.convert(one_node("Neg", {"x": (np.float32, [0, 4])}))
     assert m(np.zeros((0, 4), np.float32)).shape == (0, 4)

@@ -16,7 +16,14 @@ from onnx import TensorProto, helper
 
 import onnx2jax
 from onnx2jax import cli
-from onnx2jax.errors import InputTypeError, KnownValueError, MissingExtraWarning, OnnxError
+from onnx2jax.errors import (
+    InputNameError,
+    InputShapeError,
+    InputTypeError,
+    KnownValueError,
+    MissingExtraWarning,
+    OnnxError,
+)
 from tests.support.models import model, one_node, value
 
 RNG = np.random.default_rng(0)
@@ -220,3 +227,33 @@ def test_packages_that_nodes_need_are_named_at_once(
         m(["a b"])
     assert cli.main(["inspect", str(tmp_path / "m.onnx")]) == 0
     assert ("needs re2: pip install 'google-re2" in capsys.readouterr().out) == needed
+
+
+class Table:
+    """As a DataFrame of pandas or polars: columns, and no ``dtype``."""
+
+    def __init__(self, columns: dict[str, list[Any]]) -> None:
+        self.columns, self._data = [*columns], columns
+
+    def __getitem__(self, names: Any) -> Table:
+        return Table({n: self._data[n] for n in ([names] if isinstance(names, str) else names)})
+
+    def to_numpy(self) -> np.ndarray:
+        return np.array([*self._data.values()]).T
+
+
+def test_columns_of_a_table_are_given_as_the_error_advises() -> None:
+    nodes = [node("Concat", ["age", "income"], ["y"], axis=1), node("Identity", ["city"], ["z"])]
+    inputs = [text("city", ["n", 1]), *(value(n, np.float32, ["n", 1]) for n in ("age", "income"))]
+    m = onnx2jax.convert(model(nodes, inputs, [value("y", np.float32, ["n", 2]), text("z", ["n", 1])]))
+    table = Table({"age": [20, 30], "city": ["Bern", "Basel"], "income": [1.5, 2.5]})
+    with pytest.raises(InputNameError, match=r"'age', 'income' not given.*a table is one input") as e:
+        m(table)
+    y, z = eval(str(e.value)[str(e.value).index("model(") :], {"model": m, "table": table})
+    np.testing.assert_array_equal(y, [[20, 1.5], [30, 2.5]])
+    assert z.tolist() == [["Bern"], ["Basel"]]
+    age = np.float32([20, 30])
+    with pytest.raises(InputShapeError, match="rank 2, not 1") as e:
+        m(z, age, y[:, :1])
+    fixed = eval(str(e.value).partition("as a column: ")[2], {"np": np, "age": age})
+    np.testing.assert_array_equal(m(z, fixed, y[:, 1:])[0], y)

@@ -22,6 +22,7 @@ from ...ops.arrays import is_traced
 from ...proto.mapped import owned
 from ...proto.messages import unused_name
 from ...proto.types import MapType, OptionalType, SequenceType, TensorType, ValueInfo
+from .misfits import of_extents, of_rank, of_table
 
 
 def named_dims(inputs: Sequence[ValueInfo]) -> tuple[ValueInfo, ...]:
@@ -113,7 +114,8 @@ def bind(
     given = by_name(inputs, optional, args, named)
     missing = [v.name for v in inputs if v.name not in given]
     if missing:
-        raise _mismatch(inputs, f"input{'s' * (len(missing) > 1)} {', '.join(map(repr, missing))} not given")
+        fix = of_table(inputs, args)
+        raise _mismatch(inputs, f"input{'s' * (len(missing) > 1)} {', '.join(map(repr, missing))} not given", fix)
     declared = {v.name: v for v in inputs} | dict(optional)
     extents: dict[str, tuple[Any, str]] = {}
     return {name: _checked(declared[name], value, extents, dtype) for name, value in given.items()}
@@ -420,7 +422,8 @@ def _check_shape(
     declared: ValueInfo, wanted: tuple[Any, ...], shape: tuple[Any, ...], extents: dict[str, tuple[Any, str]]
 ) -> None:
     if len(wanted) != len(shape):
-        raise InputShapeError(f"input {declared} has rank {len(wanted)}, not {len(shape)} as in shape {list(shape)}")
+        text = f"input {declared} has rank {len(wanted)}, not {len(shape)} as in shape {list(shape)}"
+        raise InputShapeError(text + of_rank(declared.name, wanted, shape))
     for axis, (want, have) in enumerate(zip(wanted, shape, strict=True)):
         if isinstance(want, str):
             bound, first = extents.setdefault(want, (have, declared.name))
@@ -431,7 +434,9 @@ def _check_shape(
                     rule="SH-03",
                 )
         elif isinstance(want, int) and isinstance(have, int) and want != have:
-            fix = "; for other batch sizes: convert(..., rebatch=True)" if axis == 0 and len(shape) > 1 else ""
+            fix = of_extents(declared.name, wanted, shape)
+            if not fix and axis == 0 and len(shape) > 1:
+                fix = "; for other batch sizes: convert(..., rebatch=True)"
             raise InputShapeError(
                 f"input {declared} has extent {want} on axis {axis}, but {have} is given: shape {list(shape)}{fix}"
             )
