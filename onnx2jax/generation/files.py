@@ -12,8 +12,7 @@ from ..errors import InputTypeError, ModelError, ShardingError
 from ..ir.file import check_keywords
 from ..model.convert import convert
 from ..model.model import Model
-from ..proto.files import without_model
-from ..proto.paths import path_of
+from ..proto.paths import path_of, without_model
 from ..sharding.plans import mesh_of
 from ..sharding.stages import Staged
 from .decoder import Decoder

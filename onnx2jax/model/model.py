@@ -448,7 +448,7 @@ class Model(Views, Exports):
             from .changes.max_size import check_counts
 
             check_counts(outcome.outputs, spec.max_size)
-        results = buckets.unpad(self.outputs, outcome.outputs, extents) if extents else outcome.outputs
+        results = runtime.unpad(values, padded, outcome.outputs, extents) if extents else outcome.outputs
         if extents and not self.graph.draws and not is_traced(results):  # random numbers depend on the shape
             runtime.verify_padding(values, padded, results, extents, x32)
         compilations, traced = runtime.program.compilations, is_traced(values)

@@ -260,6 +260,19 @@ class Runtime:
         if self.background is not None and (key := self.signature((), feeds, True)[0]) is not None:
             self.background.wait(_kind_of(key))
 
+    def unpad(
+        self, values: dict[str, Any], padded: dict[str, Any], results: tuple[Any, ...], extents: Mapping[str, int]
+    ) -> tuple[Any, ...]:
+        """The results for inputs ``padded`` from ``values``, sliced back; which axes is found once per program."""
+        key = frozenset(extents), tuple(np.shape(v) for v in padded.values())
+        outputs = self.structure.unpadded.get(key)
+        if outputs is None:
+            graph = self.spec.called
+            fixed = replace(graph, initializers={**graph.initializers, **self.spec.static})
+            outputs = buckets.outputs_with_variables(fixed, self.spec.bucket, values, padded, extents)
+            self.structure.unpadded[key] = outputs
+        return buckets.unpad(outputs, results, extents)
+
     def verify_padding(
         self, values: dict[str, Any], padded: dict[str, Any], results: Any, extents: Mapping[str, int], x32: bool
     ) -> None:
@@ -274,7 +287,7 @@ class Runtime:
             return self.run(program, values, None, x32).outputs
 
         def call(padded: dict[str, Any]) -> tuple[Any, ...]:
-            return buckets.unpad(spec.outputs, self.run(self.program, padded, None, x32).outputs, extents)
+            return self.unpad(values, padded, self.run(self.program, padded, None, x32).outputs, extents)
 
         if buckets.verify_padding(spec.called, run, call, values, padded, results, extents):
             self._unpadded[names] = None

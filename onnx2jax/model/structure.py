@@ -14,7 +14,7 @@ from ..errors import InputError
 from ..eval.settings import Settings
 from ..ir.graph import Graph
 from ..ops.arrays import is_traced
-from ..proto.types import TensorType
+from ..proto.types import TensorType, ValueInfo
 from ..runtime.params import immutable
 from ..runtime.partition import StagedProgram
 from .calls.arguments import as_param
@@ -43,6 +43,7 @@ class Structure:
         declared: compares outputs with their declarations.
         growth: detects KV caches that grow with every call.
         compared: number of compilations when outputs were last compared.
+        unpadded: the outputs with the padded variables that axes follow, by these variables and the padded shapes.
     """
 
     spec: Spec
@@ -53,6 +54,7 @@ class Structure:
     declared: Declarations
     growth: CacheGrowth
     compared: int
+    unpadded: dict[Any, tuple[ValueInfo, ...]]
 
     def __init__(self, spec: Spec) -> None:
         self.spec = replace(spec, changes={n: v for n, v in spec.changes.items() if n not in spec.types})
@@ -62,6 +64,7 @@ class Structure:
         self.background = _background() if spec.settings.background else None
         self.fields = field_names(v.name for v in spec.outputs)
         self.declared, self.growth, self.compared = Declarations(spec.called.inputs, spec.outputs), CacheGrowth(), 0
+        self.unpadded = {}
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Structure):

@@ -158,6 +158,32 @@ def test_a_dimension_without_a_name_is_padded() -> None:
         m.with_options(bucket={"x_0": 8})
 
 
+def test_outputs_that_declare_another_variable_are_sliced() -> None:
+    """PaddlePaddle's exporter gives each output axis a name of its own; others declare no shape."""
+    turned = node("Transpose", "x", output="t", perm=[1, 0, 2])
+    proto = model(
+        [node("Relu", "x"), turned, node("Concat", "x x", axis=2, output="u")],
+        [value("x", F, ["b", "n", "c"])],
+        [value("y", F, ["b.1", "n.1", "c.1"]), value("t", F, None), value("u", F, ["b.2", "n.2", "c.2"])],
+    )  # fmt: skip
+    m = onnx2jax.convert(proto, bucket={"b": [8], "n": [8, 4]})
+    for shape in [(3, 3, 4), (2, 3, 4)]:  # padded to [8, 4, 4]: one axis is 4 by chance
+        x = real(*shape)
+        y, t, u = m(x)
+        np.testing.assert_array_equal(y, np.maximum(x, 0))
+        np.testing.assert_array_equal(t, x.transpose(1, 0, 2))
+        np.testing.assert_array_equal(u, np.concatenate([x, x], 2))
+    assert m.compilations == 1
+
+
+def test_an_axis_of_another_extent_is_not_sliced() -> None:
+    """The first results are those without padding, but which axis has them only an extent of a variable tells."""
+    proto = model([node("Pad", "x pads")], [value("x", F, ["n"])], [value("y", F, ["m"])], {"pads": np.array([0, 1])})
+    said = r"'n', and output 'y' differs .*: its shape is \[5\] instead of \[4\]\. Only an axis of .* is sliced: remove"
+    with pytest.raises(BucketError, match=said):
+        onnx2jax.convert(proto, bucket={"n": [4]})(real(3))
+
+
 def test_dimensions_without_a_name_and_with_equal_sizes_are_equal() -> None:
     proto = model(
         [node("Add", "x m")], [value("x", F, [None, 4]), value("m", F, [None, 1])], [value("y", F, [None, 4])], {}
