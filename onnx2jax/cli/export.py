@@ -88,7 +88,7 @@ def _export(arguments: argparse.Namespace) -> int:
         facts = {**{key: about[key] for key in ("arguments", "results", "platform")}, "files": files}
         return print_result(arguments, facts, "\n".join([_stablehlo(about), *listed]))
     program = load_exported(folder)
-    if found := [c for c in about["constraints"] if c not in arguments.constraint]:
+    if found := about["constraints"][len(arguments.constraint) :]:
         note(f"the model requires {', '.join(found)}")
     for name, k in about.get("multiples", {}).items():
         note(f"{name} must be a multiple of {k}, which the model requires; fix it: --dim {name}={8 * k}")

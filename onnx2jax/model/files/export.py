@@ -9,6 +9,7 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -33,7 +34,9 @@ from ...sharding.stages import Staged
 from ..calls.arguments import named_dims
 from ..calls.outputs import exportable
 from . import stablehlo
-from .extents import free_dimensions, images, symbolic
+from .constraints import in_symbols
+from .extents import free_dimensions, images, symbolic, symbols_in
+from .multiples import STEPS, needed_multiples
 from .requirements import (
     PREFIX,
     explained,
@@ -54,12 +57,12 @@ BYTECODE: Final = "program.mlirbc"
 TEXT: Final = "program.mlir"
 FILES: Final = (PROGRAM, BYTECODE, WEIGHTS, TEXT)
 PLATFORMS: Final = ("cpu", "cuda", "rocm", "tpu")
-STEPS: Final = 64
-"""The largest number that export tries of which an extent be a multiple."""
 MOST: Final = 16
 """The constraints that export finds by itself."""
 SEARCH_SECONDS: Final = 20.0
 """Seconds after the first attempt in which another one, with more constraints, may start."""
+WERE_SYMBOLIC: Final = " were symbolic"
+"""In a note of advice that holds for any program; where the fix is known, it is left out."""
 _LOGGER: Final = logging.getLogger("onnx2jax.export")
 
 
@@ -83,10 +86,10 @@ def export(
     params = dict(model.params) if weights == "beside" else {}
     fixed = dims or {}
     names = {"inputs": [v.name for v in model.inputs], "outputs": [v.name for v in model.outputs]}
-    about: dict[str, Any] = {"format": format, **names, "constraints": list(constraints), "jax": jax.__version__}
+    about: dict[str, Any] = {"format": format, **names, "constraints": [], "jax": jax.__version__}
     with compat.enable_x64(), explained(lambda: free_dimensions(model.inputs, fixed)):
         if format == "stablehlo":
-            shapes = symbolic(model.inputs, fixed, constraints)
+            shapes = symbolic(model.inputs, fixed, in_symbols(model.inputs, fixed, constraints))
             exported = _lowered(model, stablehlo.function(model, params, shapes), platforms or ("cpu",), shapes)
             name, program = BYTECODE, exported.mlir_module_serialized
             about |= stablehlo.about(model, exported, params)
@@ -141,16 +144,23 @@ def _with_multiples(
 ) -> tuple[jax_export.Exported, dict[str, int], list[str]]:
     """The program, the numbers of which free dimensions are multiples (powers of two up to STEPS), and constraints.
 
-    Strides halve an image, and a skip connection adds what is doubled again: an extent of 33 has no such sum, and JAX
-    refuses what some extents refuse. Sizes of images, which are axes from the third on, then get coarser steps. Bounds
-    and equal extents are read from messages (see requirements.py).
+    JAX refuses what some extents refuse. Sizes of images, which are axes from the third on, then get coarser steps:
+    those that multiples.py finds, and where JAX does not see that they suffice, coarser ones. Bounds and equal extents
+    are read from messages (see requirements.py).
     """
-    multiples = {} if model.spec.groups is None else model.spec.groups.multiples(dims)
-    candidates, bounds = images(model.inputs, dims), list(constraints)
+    if model.spec.groups is None:
+        fixed = replace(model.graph, initializers={**model.graph.initializers, **model.static})
+        multiples = needed_multiples(fixed, model.inputs, dims, constraints)
+    else:
+        multiples = model.spec.groups.multiples(dims)
+    if multiples:
+        _LOGGER.info("%s, as nodes refuse others", _steps(multiples))
+    candidates, found = images(model.inputs, dims), list[str]()
     free = free_dimensions(model.inputs, dims)
     first: Exception | None = None
     deadline: float | None = None
     while True:
+        bounds = [*in_symbols(model.inputs, dims, constraints, multiples), *found]
         shapes = symbolic(model.inputs, dims, bounds, multiples)
         try:
             function, names = _function(model, params, shapes), platforms or ("cpu", "cuda", "tpu")
@@ -158,8 +168,9 @@ def _with_multiples(
                 return _lowered(model, function, names, shapes), multiples, bounds
         except (UnsupportedError, OperatorError, KnownValueError) as e:
             first = first or e
-            if note := _fixes(str(e), model.inputs, free, multiples):
-                e.add_note(note)
+            if fixes := _fixes(str(e), model.inputs, free, multiples):
+                e.message = f"{e.message}\n{fixes}"
+                vars(e)["__notes__"] = [n for n in e.__notes__ if WERE_SYMBOLIC not in n]
                 raise
             deadline = deadline or time.monotonic() + SEARCH_SECONDS
             if time.monotonic() > deadline:
@@ -170,8 +181,8 @@ def _with_multiples(
                 )
                 raise first from first.__cause__
             new = requirements(str(e), free, bounds)
-            if new and len(bounds) < len(constraints) + MOST:
-                bounds, first = bounds + new, None
+            if new and len(found) < MOST:
+                found, first = found + new, None
                 _LOGGER.info("another attempt, which requires %s", ", ".join(new))
                 continue
             if isinstance(e, KnownValueError):
@@ -181,7 +192,11 @@ def _with_multiples(
             if not steps or max(steps.values()) > STEPS:
                 raise first from first.__cause__
             multiples |= steps
-            _LOGGER.info("another attempt, with %s", ", ".join(f"{n} a multiple of {k}" for n, k in steps.items()))
+            _LOGGER.info("another attempt, with %s", _steps(steps))
+
+
+def _steps(multiples: Mapping[str, int]) -> str:
+    return ", ".join(f"{n} a multiple of {k}" for n, k in multiples.items())
 
 
 def _under(bounds: Sequence[str]) -> str:
@@ -227,15 +242,23 @@ def _lowered(
         vars(error)["__notes__"] = [*getattr(e, "__notes__", ())]
         if error is not e and (where := node_of_primitive(str(e), function, arguments, model.graph)):
             error.add_note(where)
-        if free := stablehlo.free(shapes):
-            error.add_note(
-                f"dimensions {', '.join(free)} were symbolic: fix some (dims={{'batch': 8}}, --dim batch=8), "
-                "express some by others (dims={'total': 'past + sequence'}) or as multiples "
-                "(dims={'height': '32*height'}), or add constraints (constraints=['sequence <= 512'])"
-            )
+        if symbols := stablehlo.free(shapes):
+            error.add_note(_advice(symbols, free_dimensions(model.inputs, {})))
         if error is e:
             raise
         raise error from e
+
+
+def _advice(extents: Sequence[str], names: Mapping[str, str]) -> str:
+    """What may be done about symbolic extents, of dimensions whose ``names`` are given by symbol."""
+    words = dict.fromkeys(word for extent in extents for word in sorted(symbols_in(extent)))
+    free = [names.get(word, word) for word in words]
+    fixed = next((n for n in free if n in names.values()), "batch")
+    return (
+        f"dimensions {', '.join(free)}{WERE_SYMBOLIC}: fix some (dims={{{fixed!r}: 64}}, --dim {fixed}=64), express "
+        "some by others (dims={'total': 'past + sequence'}) or as multiples (dims={'height': '32*height'}), or add "
+        "constraints (constraints=['sequence <= 512'])"
+    )
 
 
 def _check(model: Any) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import copy
 import json
 import os
-import re
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import jax
 import numpy as np
@@ -23,10 +22,8 @@ from ...proto.paths import path_of
 from ...proto.types import TensorType, ValueInfo
 from ..calls import arguments
 from ..calls.outputs import bundled, field_names
+from .constraints import check_extents
 from .export import ABOUT, BYTECODE, PROGRAM, WEIGHTS, digest, files_of
-
-MULTIPLE: Final = re.compile(r"(\d+)\*(\w+)")
-"""The extent of a dimension that must be a multiple, as JAX writes it."""
 
 
 class ExportedModel:
@@ -84,7 +81,7 @@ class ExportedModel:
             if rng is not None and not self._draws:
                 named, rng = {**named, "rng": rng}, None  # it may be an input
             values = arguments.bind(self.inputs, {}, args, named)
-            self._check_multiples(values)
+            check_extents(self.inputs, values, self._constraints)
             keys = [arguments.as_key(rng)] if self._draws else []
             try:
                 results = self._jitted(self._weights, values, *keys)
@@ -93,19 +90,6 @@ class ExportedModel:
                 where = "".join(f", where {c}" for c in self._constraints)  # missing in JAX's message
                 raise InputShapeError(f"the exported program is {self!r}{where}, and is given {given}: {e}") from None
             return bundled(self._fields, [results[n] for n in self.outputs])
-
-    def _check_multiples(self, values: Mapping[str, Any]) -> None:
-        for info in self.inputs:
-            for axis, (d, n) in enumerate(zip(info.shape or (), np.shape(values[info.name]), strict=False)):
-                multiple = MULTIPLE.fullmatch(str(d))
-                if multiple is None or not isinstance(n, int):  # a symbolic extent: JAX checks it
-                    continue
-                if n < (k := int(multiple[1])) or n % k:
-                    raise InputShapeError(
-                        f"input {info} has {n} on axis {axis}, and the program takes multiples of {k} there: pad or "
-                        f"resize it to {max(k, -(-n // k) * k)}, or export the model for this size, "
-                        f"dims={{{multiple[2]!r}: {n}}}"
-                    )
 
     def __repr__(self) -> str:
         inputs = ", ".join(map(str, self.inputs))

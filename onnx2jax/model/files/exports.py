@@ -77,7 +77,7 @@ class Exports:
             dims: by dimension variable an extent, ``{"batch": 8}``, or an expression of others and of new symbols:
                 ``{"total": "past + sequence"}``; ``{"past": "p - 1"}`` may be 0. A dimension without a name is called
                 ``input_axis``; characters that are invalid in Python's identifiers become ``_`` in symbols.
-            constraints: constraints on symbols, as for ``jax.export.symbolic_shape``: ``["sequence <= 512"]``.
+            constraints: on dimensions and symbols of ``dims``, by ``==``, ``<=`` or ``>=``: ``["sequence <= 512"]``.
             platforms: platforms to lower for: ``cpu``, ``cuda``, ``rocm``, ``tpu``; none of them need be available. The
                 default is cpu, cuda and tpu; a StableHLO program is for one, by default cpu.
             weights: ``"inside"`` makes them constants of the program; there is no ``weights.npz`` then.
@@ -88,8 +88,8 @@ class Exports:
             The folder.
 
         Raises:
-            InputNameError, InputShapeError, InputValueError: ``dims`` or ``constraints`` do not match the model; an
-                unknown platform.
+            InputNameError, InputShapeError, InputTypeError, InputValueError: ``dims`` or ``constraints`` do not match
+                the model; an unknown platform.
             KnownValueError: the model is no single program: see ``explain``.
             UnsupportedError: an input is no tensor of numbers, JAX cannot lower an operation for a platform, or a
                 StableHLO program calls functions that only XLA has.

@@ -66,7 +66,7 @@ def symbolic(
     try:
         scope = export.SymbolicScope(tuple(constraints))
     except (ValueError, TypeError) as e:
-        raise InputShapeError(f"jax.export cannot parse the constraints {list(constraints)}: {e}") from None
+        raise InputShapeError(f"jax.export rejects the constraints {list(constraints)}: {e}") from None
 
     def extent_of(name: str, inside: frozenset[str] = frozenset()) -> Any:
         """The extent of a dimension; ``inside`` the expression for a dimension, its name is a symbol."""
@@ -133,6 +133,11 @@ def _is_expression(text: str, names: set[str]) -> bool:
     except (ValueError, SyntaxError, ArithmeticError):
         return False
     return bool(found) and found <= names
+
+
+def symbols_in(text: str) -> set[str]:
+    """The symbols in an expression; raises SyntaxError if it is none."""
+    return {n.id for n in ast.walk(ast.parse(text.strip(), mode="eval")) if isinstance(n, ast.Name)} - FUNCTIONS.keys()
 
 
 def evaluated(text: str, of: Callable[[str], Any]) -> Any:

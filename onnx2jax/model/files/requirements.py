@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import itertools
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -12,9 +11,10 @@ from typing import Any, Final
 import jax
 
 from ...errors import OnnxError
+from ...eval.node_errors import CURE
 from ...ir.graph import Graph
 from ...jaxpr.program import Program
-from .extents import FUNCTIONS, evaluated
+from .extents import evaluated, symbols_in
 
 _SHORTENED: Final = re.compile(r"\bmin\((?:([a-zA-Z_]\w*), (\d+)|(\d+), ([a-zA-Z_]\w*))\)")
 """A table's extent where a symbol is longer, in messages of JAX: what reads the table needs a shorter one."""
@@ -60,7 +60,7 @@ def fixed_extents(message: str, symbols: Collection[str]) -> dict[str, list[int]
     for one, other in _pairs(message):
         for extent, number in ((one, other), (other, one)):
             try:
-                (symbol,) = _symbols(extent)
+                (symbol,) = symbols_in(extent)
                 if symbol not in symbols or not number.isdigit() or extent in symbols:
                     continue
                 fits = [k for k in range(1, _MOST + 1) if evaluated(extent, {symbol: k}.__getitem__) == int(number)]
@@ -154,7 +154,7 @@ def _bound(left: str, right: str, symbols: Collection[str], known: Collection[st
     """That left is not less than right: as a bound of its symbol, if it has one and JAX sees that."""
     difference = f"({left}) - ({right})"
     try:
-        names = _symbols(difference)
+        names = symbols_in(difference)
         if names - set(symbols) or not any(_bounds_below(difference, one, names - {one}) for one in names):
             return  # an upper bound, or an order of two symbols, which would be arbitrary
         if len(names) == 1:
@@ -169,11 +169,6 @@ def _bound(left: str, right: str, symbols: Collection[str], known: Collection[st
     except (ValueError, SyntaxError, ArithmeticError):
         return
     yield f"{left} >= {right}"
-
-
-def _symbols(text: str) -> set[str]:
-    """The symbols in an expression."""
-    return {n.id for n in ast.walk(ast.parse(text, mode="eval")) if isinstance(n, ast.Name)} - FUNCTIONS.keys()
 
 
 def _bounds(text: str, names: Collection[str]) -> list[str]:
@@ -250,7 +245,8 @@ def explained(dimensions: Callable[[], Mapping[str, str]]) -> Iterator[None]:
         yield
     except OnnxError as e:
         notes = [n for n in getattr(e, "__notes__", ()) if not n.startswith("---")]  # JAX's, about tracebacks
-        before, message = e.message, in_our_terms(e.message)
+        before = e.message.replace(f"\n{CURE}", "")  # nobody gave inputs
+        message = in_our_terms(before)
         if message != before:
             named = {n for m, _ in _MEANINGS[:3] for found in re.finditer(m, before) for n in _SYMBOL.findall(found[0])}
             names = [name for symbol, name in dimensions().items() if symbol in named]
