@@ -21,6 +21,7 @@ from jax import export as jax_export
 from ... import compat, progress
 from ...errors import (
     InputNameError,
+    InputValueError,
     KnownValueError,
     OnnxError,
     OperatorError,
@@ -76,9 +77,10 @@ def export(
     weights: Literal["beside", "inside"],
     text: bool,
     format: Literal["jax", "stablehlo"],
+    vjp_order: int,
 ) -> Path:
     """Write a model as a program of ``jax.export``; see ``Exports.export``."""
-    _check_arguments(format, platforms, weights)
+    _check_arguments(format, platforms, weights, vjp_order)
     folder = path_of(path)
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"{str(folder)!r} is a file; export writes a folder")
@@ -95,7 +97,7 @@ def export(
             about |= stablehlo.about(model, exported, params)
         else:
             exported, multiples, bounds = _with_multiples(model, params, fixed, constraints, platforms)
-            name, program = PROGRAM, _serialized(exported)
+            name, program = PROGRAM, _serialized(exported, vjp_order)
             about |= {"constraints": bounds} | ({"multiples": multiples} if multiples else {})
     files: dict[str, atomic.Write] = {name: lambda file: file.write(program)}
     if params:
@@ -106,7 +108,7 @@ def export(
     return folder
 
 
-def _check_arguments(format: str, platforms: Sequence[str] | None, weights: str) -> None:
+def _check_arguments(format: str, platforms: Sequence[str] | None, weights: str, vjp_order: int) -> None:
     if format not in ("jax", "stablehlo"):
         raise InputNameError(f"format is {format!r}; it is 'jax' or 'stablehlo'")
     if format == "jax":
@@ -117,6 +119,10 @@ def _check_arguments(format: str, platforms: Sequence[str] | None, weights: str)
         raise InputNameError(f"platforms names {unknown}; there are {', '.join(PLATFORMS)}")
     if format == "stablehlo" and platforms is not None and len(platforms) > 1:
         raise InputNameError(f"platforms is {list(platforms)}; a StableHLO program is lowered for one: ['cpu']")
+    if isinstance(vjp_order, bool) or not isinstance(vjp_order, int) or vjp_order < 0:
+        raise InputValueError(f"vjp_order is {vjp_order!r}; it is a number of gradients: 0, 1, ...")
+    if format == "stablehlo" and vjp_order:
+        raise InputValueError("a StableHLO program has no gradient: leave out vjp_order=, or pass format='jax'")
     if weights not in ("beside", "inside"):
         raise InputNameError(f"weights is {weights!r}; it is 'beside' (a file next to the program) or 'inside'")
 
@@ -272,11 +278,18 @@ def _check(model: Any) -> None:
             raise UnsupportedError(f"input {info} is no tensor of numbers; an exported program takes only those{fix}")
 
 
-def _serialized(exported: jax_export.Exported) -> bytes:
+def _serialized(exported: jax_export.Exported, vjp_order: int) -> bytes:
     try:
-        return bytes(exported.serialize())
+        return bytes(exported.serialize(vjp_order=vjp_order))
     except KeyError as e:
         raise UnsupportedError(f"an input or output is of {e.args[0]}, which jax.export cannot store") from None
+    except (OnnxError, ValueError, TypeError, NotImplementedError, jax.errors.InconclusiveDimensionOperation) as e:
+        if not vjp_order:
+            raise
+        reason = e.message if isinstance(e, OnnxError) else without_internals(str(e))
+        raise UnsupportedError(
+            f"JAX cannot export the gradient: {reason}\nexport the model without it, vjp_order=0, or with fixed extents"
+        ) from e
 
 
 def _write(folder: Path, about: Mapping[str, Any], files: Mapping[str, atomic.Write]) -> None:

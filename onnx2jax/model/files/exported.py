@@ -6,7 +6,7 @@ import copy
 import json
 import os
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,18 @@ from jax import export
 from jax.tree_util import DictKey
 
 from ... import compat
-from ...errors import InputShapeError, InputTypeError, ModelError, OnnxError, RandomKeyError, UnsupportedError
+from ...errors import (
+    InputNameError,
+    InputShapeError,
+    InputTypeError,
+    ModelError,
+    OnnxError,
+    RandomKeyError,
+    UnsupportedError,
+    did_you_mean,
+    names_list,
+)
+from ...eval.values import to_host
 from ...proto.mapped import owned
 from ...proto.paths import path_of
 from ...proto.types import TensorType, ValueInfo
@@ -46,7 +57,7 @@ class ExportedModel:
         self.exported: export.Exported = exported
         self._draws, self._constraints = bool(keys), about.get("constraints", ())
         self._fields = field_names(self.outputs)
-        self._jitted = jax.jit(exported.call)
+        self._jitted = jax.jit(exported.call if exported.has_vjp() else _without_vjp(exported))
         self._names = tuple(params)
         self._static = copy.copy(self)  # compared by identity; without weights, which JAX would keep alive with it
         self._params = {n: owned(v) for n, v in params.items()}
@@ -72,8 +83,36 @@ class ExportedModel:
         Raises:
             InputError: the arguments do not match ``inputs``, or extents violate its constraints.
             RandomKeyError: ``rng`` is missing.
-            UnsupportedError: the program was not lowered for this machine.
+            UnsupportedError: the program was not lowered for this machine; ``jax.vmap`` maps the call, or ``jax.grad``
+                differentiates a program without a gradient, ``export(..., vjp_order=1)``.
         """
+        results = self._results(args, named, rng)
+        return bundled(self._fields, [results[n] for n in self.outputs])
+
+    def run(self, output_names: str | Sequence[str] | None, feeds: Mapping[str, Any], *, rng: Any = None) -> list[Any]:
+        """Run the program as ``Model.run`` does: NumPy in, a list of NumPy out.
+
+        Args:
+            output_names: names of the outputs to return, in order, or one name; None for all.
+            feeds: inputs by name.
+            rng: as for a call.
+
+        Raises:
+            InputError, RandomKeyError, UnsupportedError: as for a call; an output is unknown.
+        """
+        if isinstance(output_names, Mapping):
+            raise InputTypeError("the arguments are swapped: run(output_names, inputs)")
+        wanted = self.outputs if output_names is None else names_list(output_names)
+        if unknown := [n for n in wanted if n not in self.outputs]:
+            raise InputNameError(
+                f"there is no output {', '.join(map(repr, unknown))}; the program's outputs are {list(self.outputs)}"
+                f"{did_you_mean(unknown, self.outputs)}"
+            )
+        results = self._results((feeds,), {}, rng)
+        return [to_host(results[n]) for n in wanted]
+
+    def _results(self, args: Sequence[Any], named: dict[str, Any], rng: Any) -> dict[str, Any]:
+        """The outputs by name."""
         if self._draws and rng is None:
             raise RandomKeyError("the model draws random numbers: pass a key, rng=jax.random.key(0)")
         self._check_platform()
@@ -84,12 +123,18 @@ class ExportedModel:
             check_extents(self.inputs, values, self._constraints)
             keys = [arguments.as_key(rng)] if self._draws else []
             try:
-                results = self._jitted(self._weights, values, *keys)
+                return self._jitted(self._weights, values, *keys)
             except ValueError as e:
                 given = ", ".join(f"{n}: {list(np.shape(v))}" for n, v in values.items())
                 where = "".join(f", where {c}" for c in self._constraints)  # missing in JAX's message
                 raise InputShapeError(f"the exported program is {self!r}{where}, and is given {given}: {e}") from None
-            return bundled(self._fields, [results[n] for n in self.outputs])
+            except NotImplementedError as e:
+                if "call_exported" not in str(e):
+                    raise
+                raise UnsupportedError(
+                    "jax.vmap cannot map an exported program: call it with the batch, or, on samples one by one, by "
+                    "jax.lax.map in place of jax.vmap"
+                ) from None
 
     def __repr__(self) -> str:
         inputs = ", ".join(map(str, self.inputs))
@@ -102,6 +147,19 @@ class ExportedModel:
                 f"the program is for {', '.join(self.platforms)}, and this machine has {backend}: "
                 f"export(..., platforms=[{backend!r}])"
             )
+
+
+def _without_vjp(exported: export.Exported) -> Callable[..., Any]:
+    """The program as a function whose differentiation raises where it starts, rather than in a backward pass."""
+
+    def refuse(*_: Any) -> Any:
+        raise UnsupportedError(
+            "the exported program has no gradient: export the model with it, export(..., vjp_order=1)"
+        )
+
+    call = jax.custom_vjp(lambda *arguments: exported.call(*arguments))
+    call.defvjp(refuse, refuse)
+    return call
 
 
 def _of_leaves(static: ExportedModel, leaves: Iterable[Any]) -> ExportedModel:

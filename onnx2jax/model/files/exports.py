@@ -53,6 +53,7 @@ class Exports:
         weights: Literal["beside", "inside"] = "beside",
         text: bool = False,
         format: Literal["jax", "stablehlo"] = "jax",
+        vjp_order: int = 0,
     ) -> Path:
         """Write the model as a program of ``jax.export``, for machines that have jax and not this library.
 
@@ -83,6 +84,8 @@ class Exports:
             weights: ``"inside"`` makes them constants of the program; there is no ``weights.npz`` then.
             text: write the program as StableHLO's text too, ``program.mlir``.
             format: ``"jax"``, which ``load_exported`` reads, or ``"stablehlo"``.
+            vjp_order: how many times the program can be differentiated: 1 for gradients with respect to inputs and
+                weights. The program grows with each.
 
         Returns:
             The folder.
@@ -91,8 +94,8 @@ class Exports:
             InputNameError, InputShapeError, InputTypeError, InputValueError: ``dims`` or ``constraints`` do not match
                 the model; an unknown platform.
             KnownValueError: the model is no single program: see ``explain``.
-            UnsupportedError: an input is no tensor of numbers, JAX cannot lower an operation for a platform, or a
-                StableHLO program calls functions that only XLA has.
+            UnsupportedError: an input is no tensor of numbers, JAX cannot lower an operation for a platform, or its
+                gradient, or a StableHLO program calls functions that only XLA has.
             ImportError: flatbuffers is not installed, which the format of jax needs.
 
         >>> import numpy as np, onnx2jax, tempfile
@@ -113,4 +116,5 @@ class Exports:
             weights=weights,
             text=text,
             format=format,
+            vjp_order=vjp_order,
         )

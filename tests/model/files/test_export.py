@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -286,6 +287,42 @@ def test_an_exported_model_inside_a_jit(folders: Any) -> None:
     assert np.any(call(doubled, x) != call(loaded, x)) and call._cache_size() == 1
 
 
+def test_gradients_and_vmap_of_an_exported_model(artifact: Path, tmp_path: Path) -> None:
+    """Their errors have a fix that works."""
+    m, plain = onnx2jax.convert(mlp()), onnx2jax.load_exported(artifact)
+    (name,) = plain.outputs
+    x = RNG.normal(size=(3, *m.inputs[0].shape[1:])).astype(np.float32)
+    np.testing.assert_array_equal(plain.run(None, {"x": x})[0], plain(x))
+    assert [type(v) for v in plain.run(name, {"x": x})] == [np.ndarray]
+    with pytest.raises(InputNameError, match=f"no output 'z'; the program's outputs are .*{name}"):
+        plain.run("z", {"x": x})
+    with pytest.raises(InputTypeError, match="swapped"):
+        plain.run({"x": x}, None)  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedError, match=r"cannot map .* jax\.lax\.map"):
+        jax.vmap(lambda row: plain(row[None]))(x)
+    np.testing.assert_allclose(jax.lax.map(lambda row: plain(row[None])[0], x), plain(x), rtol=1e-5)
+    for differentiate in (jax.grad, lambda f: jax.jit(jax.grad(f))):
+        with pytest.raises(UnsupportedError, match=r"no gradient: .*export\(\.\.\., vjp_order=1\)"):
+            differentiate(lambda program: program(x).sum())(plain)
+    program = onnx2jax.load_exported(m.export(tmp_path, vjp_order=1, platforms=["cpu"]))
+    by_x, by_weights = jax.grad(lambda x, p: p(x).sum(), (0, 1))(x, program)
+    wanted, weights = jax.grad(lambda x, p: m.apply(p, x).sum(), (0, 1))(x, m.params)
+    np.testing.assert_allclose(by_x, wanted, rtol=1e-5)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5), by_weights.params, weights)
+
+
+@op("Halved", domain="com.example")
+def halved_below_one(x: Any) -> Any:
+    return jax.lax.while_loop(lambda x: jax.numpy.max(x) > 1, lambda x: x / 2, x)
+
+
+def test_a_gradient_that_jax_cannot_export_is_named(tmp_path: Path) -> None:
+    proto = text_model("g (float[3] x) => (float[3] y) { y = com.example.Halved(x) }")
+    proto.opset_import.append(onnx.helper.make_opsetid("com.example", 1))
+    with pytest.raises(UnsupportedError, match=r"cannot export the gradient: .*while_loop(.|\n)*vjp_order=0"):
+        onnx2jax.convert(proto).export(tmp_path, platforms=["cpu"], vjp_order=1)
+
+
 # ------------------------------------------------------------------------------------------------- symbols
 
 SYMBOLS: list[tuple[list[tuple[Any, ...]], dict[str, Any], str]] = [
@@ -546,6 +583,8 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"format": "tflite"}, "format is 'tflite'; it is 'jax' or 'stablehlo'"),
     ({"format": "stablehlo", "platforms": ["cpu", "tpu"]}, "lowered for one"),
     ({"format": "stablehlo", "platforms": []}, "there are cpu, cuda"),
+    ({"vjp_order": -1}, "vjp_order is -1; it is a number of gradients"),
+    ({"format": "stablehlo", "vjp_order": 1}, "has no gradient: leave out vjp_order="),
     ({"format": "stablehlo"}, r"dimensions batch are free.*dims=\{'batch': 1\}"),
 ]
 
