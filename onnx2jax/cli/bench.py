@@ -64,8 +64,9 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
 def _bench(arguments: argparse.Namespace) -> int:
     sizes = dims(arguments.dim)
     model, load_time = _timed(lambda: converted(arguments, dims=sizes))
-    feeds = filled(model, input_values(model, arguments), arguments.seed)
-    with stage("compiling"), sized(model, feeds):
+    given = input_values(model, arguments)
+    feeds = filled(model, given, arguments.seed)
+    with stage("compiling"), sized(model, given):
         ours, first = _timed(lambda: model.run(None, feeds))
     calls: dict[str, Callable[[], Any]] = {OURS: lambda: model.run(None, feeds)}
     declared = in_types_of_file(model, feeds)
@@ -179,9 +180,10 @@ def _profile(arguments: argparse.Namespace) -> int:
     if arguments.calls < 1:
         raise CommandError("--calls must be at least 1")
     model = converted(arguments, dims=dims(arguments.dim))
-    feeds = filled(model, input_values(model, arguments), arguments.seed)
+    given = input_values(model, arguments)
+    feeds = filled(model, given, arguments.seed)
     args, named = by_position(model, feeds)
-    with stage("compiling and recording"), sized(model, feeds):
+    with stage("compiling and recording"), sized(model, given):
         found = model.profile(*args, calls=arguments.calls, **named)
     if arguments.json:
         print(found.to_json())

@@ -63,12 +63,11 @@ def _write(arguments: argparse.Namespace, path: Path) -> int:
             raise
         model = _unsupported(arguments, e)
     shown: dict[str, Any] = {}
-    feeds = input_values(model, arguments)
-    if feeds or arguments.random or arguments.profile:
-        feeds = filled(model, feeds, arguments.seed)
+    given = input_values(model, arguments)
+    feeds = filled(model, given, arguments.seed) if given or arguments.random or arguments.profile else given
     if (feeds or arguments.profile or arguments.verify) and picture:
         raise CommandError("a picture shows the graph alone: write an .html page")
-    with stage("drawing"), sized(model, feeds):
+    with stage("drawing"), sized(model, given):
         if arguments.profile:
             args, named = by_position(model, feeds)
             shown["profile"] = model.profile(*args, calls=PROFILED, **named)

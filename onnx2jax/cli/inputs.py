@@ -14,7 +14,9 @@ import numpy as np
 from ..errors import InputShapeError, InputTypeError, ModelError, OperatorError, did_you_mean
 from ..generation.files import tokenizer_beside
 from ..model.calls.arguments import named_dims, variables
-from ..model.reports.samples import assumed, data_sets, random_values, read_value, read_values
+from ..model.reports.samples import data_sets, random_values, read_value, read_values
+from ..model.reports.summary import larger_sizes
+from ..progress import stage
 from ..proto.paths import path_of
 from ..proto.types import TensorType, ValueInfo
 from .images import IMAGES, add_images, image, image_options
@@ -91,13 +93,17 @@ def say_sizes(names: Iterable[str]) -> None:
 
 
 @contextmanager
-def sized(model: Any, feeds: Mapping[str, Any]) -> Iterator[None]:
-    """Name the flags that choose sizes if a call fails on extents of 1."""
+def sized(model: Any, given: Mapping[str, Any]) -> Iterator[None]:
+    """If a call fails on extents of 1 of inputs that are not given, name flags with which it succeeds."""
     try:
         yield
     except (OperatorError, InputShapeError) as e:
-        if (names := assumed(model.inputs, feeds)) and "bytes of memory" not in str(e):  # larger ones need more
-            e.add_note(f"extents of 1 may be too small: {' '.join(f'--dim {n}=64' for n in names)}")
+        if "bytes of memory" in str(e):  # larger extents need more
+            raise
+        with stage("trying larger extents"):
+            sizes = larger_sizes(model, given, {})
+        if sizes:
+            e.add_note(f"extents of 1 may be too small: {' '.join(f'--dim {n}={size}' for n, size in sizes.items())}")
         raise
 
 

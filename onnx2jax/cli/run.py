@@ -66,12 +66,12 @@ MOST: int = 1000
 
 def _run(arguments: argparse.Namespace) -> int:
     model = converted(arguments, dims=dims(arguments.dim), background_compile=True)
-    feeds = input_values(model, arguments)
-    absent = [v for v in model.inputs if v.name not in feeds]
+    given = input_values(model, arguments)
+    absent = [v for v in model.inputs if v.name not in given]
     if absent and not arguments.random:
         raise CommandError(f"input {absent[0]} is missing: --input {absent[0].name}=FILE.npy, or --random")
-    feeds = filled(model, feeds, arguments.seed)
-    with stage("running"), sized(model, feeds):
+    feeds = filled(model, given, arguments.seed)
+    with stage("running"), sized(model, given):
         results = model.run(None, feeds)
     outputs = dict(zip((v.name for v in model.outputs), results, strict=True))
     if any(holds(v, "nan") for v in results) and (origin := first_special(model, feeds, 0, ["nan"])):

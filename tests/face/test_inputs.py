@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -207,16 +208,17 @@ def test_verify_takes_inputs_too(capsys: Capture, tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", ["run", "verify", "bench", "profile", "summary"])
 def test_sizes_that_are_chosen_are_said(capsys: Capture, tmp_path: Path, command: str) -> None:
     """A network whose convolution needs more than one pixel: the flags come with its error."""
-    weights = {"k": np.ones((1, 1, 3, 3), np.float32), "s": np.int64([1, 4])}
+    weights = {"k": np.ones((1, 1, 3, 3), np.float32), "s": np.int64([1, -1])}
     nodes = [helper.make_node("Conv", ["x", "k"], ["c"]), helper.make_node("Reshape", ["c", "s"], ["y"])]
     inputs = [value("x", np.float32, [1, 1, "h", None])]  # the second is called by its input and axis
-    proto = model(nodes, inputs, [value("y", np.float32, [1, 4])], weights)
+    proto = model(nodes, inputs, [value("y", np.float32, [1, None])], weights)
     onnx.save(proto, tmp_path / "m.onnx")
     options = {"run": ["--random"], "bench": ["--alone", "--rounds", "1"], "profile": ["--calls", "1"]}
     arguments = [command, str(tmp_path / "m.onnx"), *options.get(command, [])]
     assert cli.main(arguments) == 1
-    assert "extents of 1 may be too small: --dim h=64 --dim x_3=64" in capsys.readouterr().err.lower()
-    assert cli.main([*arguments, "--dim", "h=4", "--dim", "x_3=4"]) == 0
+    (fix,) = re.findall("extents of 1 may be too small: (.*)", capsys.readouterr().err.lower())
+    assert fix == "--dim h=64 --dim x_3=64"
+    assert cli.main([*arguments, *fix.split()]) == 0
     assert "taken as 1" not in capsys.readouterr().err
     if command in ("run", "verify"):
         path = same(tmp_path, np.float32, ["n", "m"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +15,6 @@ from ...proto.messages import MapProto, OptionalProto, SequenceProto, TensorProt
 from ...proto.paths import path_of
 from ...proto.tensors import to_array
 from ...proto.types import MapType, OptionalType, SequenceType, TensorType, ValueInfo
-from ..calls.arguments import named_dims
 
 MOST: Final = 2**27
 """Elements of all random inputs of a model; in float64, from which they are rounded, 1 GiB."""
@@ -58,13 +57,6 @@ def _random(shape: tuple[int, ...], dtype: np.dtype, rng: np.random.Generator) -
     if dtype.kind in "biu" or dtype.name.startswith(("int", "uint")):  # ml_dtypes' int4 has kind "V"
         return rng.integers(0, 2, shape).astype(dtype)
     return rng.standard_normal(shape).astype(dtype)
-
-
-def assumed(inputs: Sequence[ValueInfo], feeds: Mapping[str, Any]) -> list[str]:
-    """The names of the free dimensions that are 1 in the feeds, as random numbers for missing inputs have them."""
-    shapes = ((v.shape or (), np.shape(feeds[v.name]) if v.name in feeds else None) for v in named_dims(inputs))
-    found = ((d, n) for shape, given in shapes for d, n in zip(shape, given or [1] * len(shape), strict=False))
-    return list(dict.fromkeys(d for d, n in found if isinstance(d, str) and n == 1))
 
 
 def data_sets(folder: str | os.PathLike[str]) -> list[Path]:

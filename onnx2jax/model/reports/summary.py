@@ -23,9 +23,9 @@ from ...proto.dtypes import HOST_ONLY
 from ...proto.types import TensorType, ValueInfo
 from ...runtime.specialise import is_small
 from ...sharding.stages import Staged
-from ..calls.arguments import checked_dims, named_dims
+from ..calls.arguments import checked_dims, named_dims, variables
 from ..changes.parts import node_outputs, with_graph, with_outputs
-from .samples import assumed, random_values
+from .samples import random_values
 from .table import table
 from .verify import OURS, isolated
 
@@ -39,6 +39,10 @@ MOVES: Final = frozenset(
     )
 )
 """Primitives that only move numbers."""
+SIZES: Final = (64, 128, 256, 512, 1024)
+"""Extents that are tried where 1 is too small."""
+MOST_TRACED: Final = 20_000
+"""Nodes that are traced in search of them: some 20 seconds."""
 
 
 @dataclass(frozen=True)
@@ -122,28 +126,10 @@ def short(number: float) -> str:
 def summary(model: Any, inputs: Mapping[str, Any], dims: Mapping[str, int] | None) -> Summary:
     """See ``Model.summary``."""
     dims = dims or {}
-    feeds = feeds_of(model, inputs, dims, abstract=True)
-    marked = mark(model.graph)
-    nodes = marked.nodes
-    # Tracing needs no devices; a model with pipeline stages would be several programs.
-    placement = None if isinstance(model.placement, Staged) else model.placement
-    options = {"max_size": model.spec.max_size, "placement": placement}
-    with unmarked(model.graph):
-        try:
-            shown = with_outputs(with_graph(model, marked, **options), node_outputs(marked))
-            types, flops = traced(shown, None, feeds, nodes)
-            unknown: set[int] = set()
-        except KnownValueError:
-            feeds = feeds_of(model, inputs, dims)
-            if model.spec.groups is None:
-                types, flops, unknown = _partitioned(model, marked, feeds)
-            else:  # one program for each value of the inputs that all samples share
-                shared = {n: feeds[n] for n, axis in model.spec.groups.inputs.items() if axis is None and n in feeds}
-                shown = with_outputs(with_graph(model, marked, shared, **options), node_outputs(marked))
-                types, flops = traced(shown, None, {n: v for n, v in feeds.items() if n not in shared}, nodes)
-                unknown = set()
-        except OperatorError as e:
-            raise OperatorError(str(e) + _sizes_of_one(model, feeds)) from e.__cause__
+    try:
+        feeds, types, flops, unknown = _evaluated(model, inputs, dims)
+    except OperatorError as e:
+        raise OperatorError(str(e) + _larger_sizes(model, inputs, dims)) from e.__cause__
     types |= {n: _type(v) for n, v in {**feeds, **model.static, **model.graph.initializers}.items() if n not in types}
     sizes = {n: math.prod(t.shape) for n, t in model.types.items()}
     rows = []
@@ -162,6 +148,30 @@ def summary(model: Any, inputs: Mapping[str, Any], dims: Mapping[str, int] | Non
     )
 
 
+def _evaluated(
+    model: Any, inputs: Mapping[str, Any], dims: Mapping[str, int]
+) -> tuple[dict[str, Any], dict[str, Any], Counter[int], set[int]]:
+    """The inputs, the types of values by name, the FLOPs of nodes by position, and the nodes without a count."""
+    feeds = feeds_of(model, inputs, dims, abstract=True)
+    marked = mark(model.graph)
+    # Tracing needs no devices; a model with pipeline stages would be several programs.
+    placement = None if isinstance(model.placement, Staged) else model.placement
+    options = {"max_size": model.spec.max_size, "placement": placement}
+    with unmarked(model.graph):
+        try:
+            shown = with_outputs(with_graph(model, marked, **options), node_outputs(marked))
+            return feeds, *traced(shown, None, feeds, marked.nodes), set()
+        except KnownValueError:
+            feeds = feeds_of(model, inputs, dims)
+            if model.spec.groups is None:
+                return feeds, *_partitioned(model, marked, feeds)
+            # one program for each value of the inputs that all samples share
+            shared = {n: feeds[n] for n, axis in model.spec.groups.inputs.items() if axis is None and n in feeds}
+            shown = with_outputs(with_graph(model, marked, shared, **options), node_outputs(marked))
+            rest = {n: v for n, v in feeds.items() if n not in shared}
+            return feeds, *traced(shown, None, rest, marked.nodes), set()
+
+
 @contextmanager
 def unmarked(graph: Graph) -> Iterator[None]:
     """Errors name the nodes of a graph that ``mark`` has renamed as the graph does."""
@@ -172,11 +182,37 @@ def unmarked(graph: Graph) -> Iterator[None]:
         raise
 
 
-def _sizes_of_one(model: Any, feeds: Mapping[str, Any]) -> str:
-    """A line about free dimensions of extent 1, and how to choose others; empty if there are none."""
-    if not (names := assumed(model.inputs, feeds)):
+def larger_sizes(model: Any, inputs: Mapping[str, Any], dims: Mapping[str, int]) -> dict[str, int] | None:
+    """Extents for free dimensions with which the model can be evaluated; {} if none of SIZES is such an extent.
+
+    Inner dimensions come first, all of them and then one alone, and the batch, which is rarely too small, last. None if
+    the inputs leave no dimension free, or the model can be evaluated with extents of 1: they are not the problem.
+    """
+    named = named_dims(model.inputs)
+    names = [d for d in variables(v for v in named if v.name not in inputs) if d not in dims]
+    if not names or _fits(model, inputs, dims):
+        return None
+    firsts = {v.shape[0] for v in named if v.shape}
+    inner = tuple(n for n in names if n not in firsts)
+    groups = dict.fromkeys([inner, *((n,) for n in inner), tuple(names), *((n,) for n in names)])
+    tries = [dict.fromkeys(group, size) for group in groups if group for size in SIZES]
+    most = max(MOST_TRACED // sum(len(g.nodes) for g in model.graph.walk()), 1)
+    return next((sizes for sizes in tries[:most] if _fits(model, inputs, {**dims, **sizes})), {})
+
+
+def _fits(model: Any, inputs: Mapping[str, Any], dims: Mapping[str, int]) -> bool:
+    try:
+        _evaluated(model, inputs, dims)
+    except Exception:  # whatever fails with these extents, they are no advice
+        return False
+    return True
+
+
+def _larger_sizes(model: Any, inputs: Mapping[str, Any], dims: Mapping[str, int]) -> str:
+    """A line about free dimensions of extent 1, and extents that are not too small; empty if they are not the cause."""
+    if not (sizes := larger_sizes(model, inputs, dims)):
         return ""
-    return f"\nExtents of 1 may be too small: model.summary(dims={dict.fromkeys(names, 64)})"
+    return f"\nExtents of 1 may be too small: model.summary(dims={ {**dims, **sizes} })"
 
 
 def feeds_of(

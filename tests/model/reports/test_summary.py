@@ -110,20 +110,24 @@ def test_mismatched_inputs_raise(plain: onnx2jax.Model) -> None:
         plain.summary({"x": (7, 4)}, dims={"k": 3})
 
 
-def test_extents_too_small_are_named() -> None:
-    """Nameless extents are taken as 1, which a window may not fit."""
-    node = onnx.helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[2, 2])
-    model = onnx2jax.convert(
-        models.model(
-            [node], [models.value("x", "f4", [1, 1, None, None])], [models.value("y", "f4", [1, 1, None, None])]
-        )
-    )
+def test_extents_that_fit_are_named() -> None:
+    """Nameless extents are taken as 1, which a window may not fit; a batch, or a state, may fit no other."""
+    nodes = [
+        onnx.helper.make_node("MaxPool", ["x"], ["p"], kernel_shape=[100]),
+        onnx.helper.make_node("Concat", ["p", "s"], ["y"], axis=2),
+    ]
+    inputs = [models.value("x", "f4", [None, 1, None]), models.value("s", "f4", [1, None, 1])]
+    model = onnx2jax.convert(models.model(nodes, inputs, [models.value("y", "f4", [1, 1, None])]))
     with pytest.raises(errors.OperatorError) as caught:
         model.summary()
-    assert "node 'y' (MaxPool" in str(caught.value), caught.value
-    assert "Extents of 1 may be too small: model.summary(dims={'x_2': 64, 'x_3': 64})" in str(caught.value)
-    assert model.summary(dims={"x_2": 4, "x_3": 4}).nodes[0].outputs == {"y": "float32[1, 1, 3, 3]"}
-    assert model.summary({"x": (1, 1, 4, 4)}).nodes[0].outputs == {"y": "float32[1, 1, 3, 3]"}
+    assert "node 'p' (MaxPool" in str(caught.value), caught.value
+    _, _, fix = str(caught.value).partition("Extents of 1 may be too small: ")
+    assert fix == "model.summary(dims={'x_2': 128})"
+    assert eval(fix).nodes[0].outputs == {"p": "float32[1, 1, 29]"}
+    assert model.summary({"x": (1, 1, 102)}).nodes[0].outputs == {"p": "float32[1, 1, 3]"}
+    with pytest.raises(errors.OperatorError) as caught:
+        model.summary({"x": (1, 1, 4)})
+    assert "Extents of 1" not in str(caught.value), "s is free, and no extent of it helps"
 
 
 def test_types_of_computed_strings() -> None:
