@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from .dtypes import ELEMENT_TYPES, to_dtype
 
 Dim = int | str | None
 """An extent: a number, the name of a dimension variable, or unknown."""
+UNNAMED: Final = frozenset({"", "?", "None"})
+"""Names that exporters give every unknown extent; as a dimension variable they would all have to be equal."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,6 @@ def _dim(message: Any) -> Dim:
             # Some exporters write -1 for "unknown" (rule SH-13).
             return int(message.dim_value) if message.dim_value >= 0 else None
         case "dim_param":
-            # Paddle's exporter names every unknown extent "?"; as a dimension variable they would all have to be equal.
-            return None if message.dim_param in ("", "?") else message.dim_param
+            return None if message.dim_param in UNNAMED else message.dim_param
         case _:
             return None

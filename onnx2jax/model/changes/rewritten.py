@@ -21,6 +21,7 @@ from ...proto.messages import (
     subgraphs,
 )
 from ...proto.tensors import from_array
+from ...proto.types import UNNAMED
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ class Rewriting:
                     d.dim_value = extent
         for value in (*graph.input, *graph.output, *graph.value_info):
             for d in value.type.tensor_type.shape.dim:
-                if d.dim_param and d.dim_param in fixed:
+                if d.dim_param in fixed.keys() - UNNAMED:
                     d.dim_value = fixed[d.dim_param]
 
 

@@ -14,7 +14,7 @@ from ...proto.dtypes import STRING
 from ...proto.messages import keep, nested_graphs, normal_domain, rename, subgraphs, tensors
 from ...proto.origin import Opened, nbytes
 from ...proto.tensors import EXTERNAL
-from ...proto.types import MapType, OptionalType, SequenceType, TensorType, to_value_info
+from ...proto.types import UNNAMED, MapType, OptionalType, SequenceType, TensorType, to_value_info
 from ..convert import convert
 from ..model import Model
 from .save import INLINE_LIMIT, open_model
@@ -318,7 +318,7 @@ def _shapes(kind: Any) -> Iterator[Any]:
 
 
 def _variables(graph: Any) -> Iterator[str]:
-    yield from (d.dim_param for shape in _types(graph) for d in shape.dim if d.dim_param not in ("", "?"))
+    yield from (d.dim_param for shape in _types(graph) for d in shape.dim if d.dim_param not in UNNAMED)
 
 
 def _declare(graph: Any, dims: Mapping[str, str | int]) -> None:

@@ -316,6 +316,14 @@ def test_extents_of_dims_are_in_the_file(tmp_path: Path) -> None:
     file = onnx.load(onnx2jax.save(small, tmp_path / "small.onnx"))
     for v in (*file.graph.input, *file.graph.output):
         assert v.type.tensor_type.shape.dim[0].dim_value == 2
+    proto = text_model("g (float[n, m] x) => (float[m, n] y) { y = Transpose(x) }")
+    for v in (*proto.graph.input, *proto.graph.output):
+        for d in v.type.tensor_type.shape.dim:
+            d.dim_param = "?"  # not one dimension variable
+    fixed = onnx2jax.convert(proto, dims={"x_0": 2, "x_1": 3}).simplified()
+    file = onnx.load(onnx2jax.save(fixed, tmp_path / "fixed.onnx"))
+    assert [d.dim_value for d in file.graph.input[0].type.tensor_type.shape.dim] == [2, 3]
+    assert [d.dim_param for d in file.graph.output[0].type.tensor_type.shape.dim] == ["?", "?"]
 
 
 def test_no_ops_are_removed_and_outputs_keep_their_names(tmp_path: Path) -> None:
