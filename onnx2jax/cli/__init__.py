@@ -13,7 +13,7 @@ import jax
 
 from .. import __version__
 from ..errors import OnnxError
-from .terminal import CommandError, Parser, with_flags
+from .terminal import CommandError, Parser, with_files, with_flags
 
 COMMANDS: Final = {
     "run": ("run", "run a model on files, images, texts or random numbers"),
@@ -63,7 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # JAX adds a note about the filtered traceback, which is not printed here.
         notes = [n for n in getattr(error, "__notes__", ()) if "JAX_TRACEBACK_FILTERING" not in n]
         options = arguments.parser._option_string_actions
-        print("\n".join(with_flags(text, options) for text in (f"error: {_message(error)}", *notes)), file=sys.stderr)
+        message = with_files(f"error: {_message(error)}", vars(arguments).get("input", ()))
+        print("\n".join(with_flags(text, options) for text in (message, *notes)), file=sys.stderr)
         return 1
     return status
 
@@ -72,7 +73,8 @@ def _message(error: Exception) -> str:
     """The message of an error, without errno."""
     if isinstance(error, OnnxError) or not isinstance(error, OSError) or not error.strerror:
         return str(error)
-    filename = re.sub(r"^([a-z][\w+.-]+:)/(?!/)", r"\1//", str(error.filename))  # a Path merges the slashes of a URL
+    slashes = r"^([a-z][\w+.-]+:)/(?!/)"  # of a URL, which a Path merges
+    filename = re.sub(slashes, lambda url: f"{url[1]}//" if url[1] != "file:" else "file:///", str(error.filename))
     return error.strerror if error.filename is None else f"{filename}: {error.strerror}"
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from .. import demo
 from ..progress import stage
-from ..proto.paths import path_of
 from ..runtime import cache_folder
-from .terminal import add_command, print_json, print_result
+from .terminal import add_command, as_path, print_json, print_result
 
 
 def add_demo(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +21,7 @@ def add_demo(parser: argparse.ArgumentParser) -> None:
         json="print the numbers as JSON and draw nothing; needs no extras",
         model=None,
     )
-    parser.add_argument("--output", type=path_of, default=Path("demo.png"), help="the picture (default: %(default)s)")
+    parser.add_argument("--output", type=as_path, default=Path("demo.png"), help="the picture (default: %(default)s)")
 
 
 def _demo(arguments: argparse.Namespace) -> int:

@@ -16,12 +16,12 @@ from ..model.reports.facts import by_position
 from ..model.spec import Spec
 from ..progress import stage
 from ..proto.origin import Origin
-from ..proto.paths import path_of
 from .inputs import add_inputs, filled, input_values, sized
 from .terminal import (
     CommandError,
     add_command,
     add_dims,
+    as_path,
     converted,
     dims,
     note,
@@ -36,7 +36,9 @@ PROFILED: int = 5
 def add_draw(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     add_command(parser, _draw, example="draw model.onnx page.html", json="print the page's path and size as JSON")
-    parser.add_argument("page", type=path_of, help="the file: one self-contained .html file, or an .svg picture")
+    parser.add_argument(
+        "page", type=as_path, help="the file to write: one self-contained .html file, or an .svg picture"
+    )
     add_facts(parser)
 
 
@@ -94,7 +96,7 @@ def add_view(parser: argparse.ArgumentParser) -> None:
         example="view model.onnx --random --dim batch=2 --profile",
         json="print the page's path and size as JSON, and open nothing",
     )
-    parser.add_argument("--page", type=path_of, help="the file to write (default: in a temporary folder)")
+    parser.add_argument("--page", type=as_path, help="the file to write (default: in a temporary folder)")
     add_facts(parser)
 
 

@@ -16,8 +16,7 @@ from ..generation.files import decoder
 from ..generation.sampling import Sampling
 from ..generation.text import Reader
 from ..progress import stage
-from ..proto.paths import path_of
-from .terminal import add_command, add_computing, computing, loading, print_json, print_result, reading, whole
+from .terminal import add_command, add_computing, as_path, computing, loading, print_json, print_result, reading, whole
 
 
 def add_generate(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +40,7 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
         "--repetition-penalty", type=float, default=1.0, metavar="R", help="above 1, words occur less often again"
     )
     add_computing(parser)
-    parser.add_argument("--cache-dir", type=path_of, default=True, metavar="DIR", help="keep compiled programs there")
+    parser.add_argument("--cache-dir", type=as_path, default=True, metavar="DIR", help="keep compiled programs there")
     parser.add_argument("--seed", type=whole, default=0, help="of what is drawn (default: %(default)s)")
     parser.add_argument(
         "--stop",
@@ -80,10 +79,9 @@ def _generate(arguments: argparse.Namespace) -> int:
     return print_result(arguments, {"text": reader.texts[0], "tokens": found}, rest)
 
 
-def _decoder(arguments: argparse.Namespace, **options: Any) -> Decoder:
-    options |= {**reading(arguments), **computing(arguments), "cache_dir": arguments.cache_dir}
+def _decoder(arguments: argparse.Namespace) -> Decoder:
     with loading(arguments.model):
-        return decoder(arguments.model, **options)
+        return decoder(arguments.model, **reading(arguments), cache_dir=arguments.cache_dir, **computing(arguments))
 
 
 def _print_ids(arguments: argparse.Namespace) -> int:
@@ -91,7 +89,7 @@ def _print_ids(arguments: argparse.Namespace) -> int:
         stop = [_ids(s) for s in arguments.stop]
     except argparse.ArgumentTypeError as error:
         arguments.parser.error(f"argument --stop: {error}")
-    model = _decoder(arguments, tokenizer=False)
+    model = _decoder(arguments)
     tokens = _tokens(model, arguments, arguments.prompt_ids, stop)
     if arguments.json:
         print_json({"tokens": list(tokens)})

@@ -8,19 +8,19 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ..errors import did_you_mean
-from ..ir import analysis, binding
+from ..ir import analysis
 from ..ir.graph import Function, Imported
 from ..model.convert import open_model
 from ..model.model import Model
 from ..model.reports.summary import HEAD
 from ..model.spec import Spec
 from ..ops.registry import supported
-from ..proto.paths import path_of
 from ..proto.types import ValueInfo
 from .terminal import (
     CommandError,
     add_command,
     add_dims,
+    as_path,
     converted,
     dims,
     loading,
@@ -65,7 +65,6 @@ def describe(imported: Imported) -> dict[str, Any]:
             for name, array in analysis.parameters(imported.graph).items()
         ],
         "operators": operators(imported),
-        "missing": [binding.missing_text(*entry) for entry in binding.missing_extras(imported.graph).items()],
     }
 
 
@@ -122,8 +121,6 @@ def _print_facts(facts: dict[str, Any], everything: bool) -> None:
             for o in sorted(facts["operators"], key=lambda o: (o["supported"], -o["count"]))
         ],
     )
-    for text in facts["missing"]:
-        print(text)
 
 
 def remark(operator: dict[str, Any]) -> str:
@@ -150,7 +147,7 @@ def add_operators(parser: argparse.ArgumentParser) -> None:
         statuses={3: "some operators of the file are unsupported"},
         model=None,
     )
-    parser.add_argument("model", type=path_of, nargs="?", help="a file; lists its operators")
+    parser.add_argument("model", type=as_path, nargs="?", help="a file; lists its operators")
     parser.add_argument("--domain", metavar="PATTERN", default="*", help="such as ai.onnx or com.*")
     parser.add_argument("--name", metavar="PATTERN", default="*", help="such as Conv or 'Reduce*'; ignores case")
 

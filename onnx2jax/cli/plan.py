@@ -11,9 +11,8 @@ import sys
 from ..model.devices.chips import CHIPS
 from ..model.devices.cost import Cost, cost
 from ..progress import stage
-from ..proto.paths import path_of
 from ..sharding.plans import KINDS
-from .terminal import CommandError, add_command, add_dims, add_dtype, dims, pairs, print_json, print_table
+from .terminal import CommandError, add_command, add_dims, add_dtype, as_path, dims, pairs, print_json, print_table
 
 FLAG = "--xla_force_host_platform_device_count="
 
@@ -26,7 +25,7 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
         example="plan model.onnx --for v5e:2x4 --mesh data=2,model=4 --plan data+tensor --dim sequence=512",
         model=None,
     )
-    parser.add_argument("model", type=path_of, help="weights are not read; external data may be missing")
+    parser.add_argument("model", type=as_path, help="weights are not read; external data may be missing")
     parser.add_argument(
         "--for",
         dest="chips",

@@ -16,7 +16,6 @@ import numpy as np
 from ..model.reports.special_values import first_special, holds
 from ..progress import stage
 from ..proto import atomic
-from ..proto.paths import path_of
 from .inputs import add_inputs, filled, input_values, sized, takes_images
 from .terminal import (
     CommandError,
@@ -24,6 +23,8 @@ from .terminal import (
     add_computing,
     add_dims,
     add_rebatch,
+    as_npz,
+    as_path,
     converted,
     dims,
     note,
@@ -49,15 +50,15 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--labels",
-        type=path_of,
+        type=as_path,
         metavar="FILE",
         help="names of classes, one in each line, or JSON (default: the model's metadata, or config.json beside it)",
     )
     add_dims(parser)
     add_rebatch(parser)
     add_computing(parser)
-    parser.add_argument("--output-dir", type=path_of, metavar="DIR", help="save each output as DIR/NAME.npy")
-    parser.add_argument("--output-file", type=path_of, metavar="FILE.npz", help="save all outputs in one file")
+    parser.add_argument("--output-dir", type=as_path, metavar="DIR", help="save each output as DIR/NAME.npy")
+    parser.add_argument("--output-file", type=as_npz, metavar="FILE.npz", help="save all outputs in one file")
 
 
 MOST: int = 1000
@@ -156,8 +157,7 @@ def _save(outputs: dict[str, Any], folder: Path | None, file: Path | None) -> li
             written.append(folder / f"{quote(name, safe='')}.npy")
             np.save(written[-1], array)
     if file is not None:
-        with atomic.replacing(file) as opened:
-            atomic.write_npz(opened, arrays)
+        atomic.write_npz(file, arrays)
         written.append(file)
     left_out = [name for name in outputs if name not in arrays]
     if left_out and (folder or file):

@@ -76,14 +76,28 @@ def add_command(
     parser.set_defaults(command=function, parser=parser)
     parser.add_argument("--json", action="store_true", help=json)
     if model is not None:
-        parser.add_argument("model", type=path_of, help=model)
-        parser.add_argument("--external-data-dir", type=path_of, metavar="DIR", help="the folder of external data")
+        parser.add_argument("model", type=as_path, help=model)
+        parser.add_argument("--external-data-dir", type=as_path, metavar="DIR", help="the folder of external data")
         parser.add_argument("--follow-links", action="store_true", help="accept external data behind links")
 
 
 def reading(arguments: argparse.Namespace) -> Any:
     """The keywords of ``read`` that ``add_command`` added."""
     return {"external_data_dir": arguments.external_data_dir, "follow_links": arguments.follow_links}
+
+
+def as_path(text: str) -> Path:
+    """Parse a path, for argparse; to pathlib, an empty one is the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty")
+    return path_of(text)
+
+
+def as_npz(text: str) -> Path:
+    """Parse the path of an .npz file to be written, for argparse."""
+    if Path(text).suffix not in ("", ".npz"):
+        raise argparse.ArgumentTypeError(f"{text!r} is written as an .npz file: name it {Path(text).stem}.npz")
+    return as_path(text)
 
 
 def whole(text: str) -> int:
@@ -226,9 +240,13 @@ _FLAGS: Final = {
     r"convert\(\.\.\., rebatch=\{'input name': axis\}\)": "--batch-axis NAME=AXIS",
     r"convert\(\.\.\., rebatch=\{'input': axis, ('.*?'): axis\}\)": r"--batch-axis INPUT=AXIS --batch-axis \1=AXIS",
     r"convert\(\.\.\., rebatch=\{('.*?'): axis, \.\.\.\}\)": r"--batch-axis \1=AXIS",
-    r"to_source\(folder, overwrite=True\)": "--overwrite",
     r"convert\(\.\.\., follow_links=True\)": "--follow-links",
-    r"convert\(('.*?')\), or onnx2jax\.decoder\(folder\) for .*": r"pass \1, or the folder to onnx2jax generate",
+    r"convert\(('.*?')\)": r"pass \1",
+    r"onnx2jax\.decoder\(('.*?')\) to generate text": r"\1 to onnx2jax generate",
+    r"read it first: open\(('.*?'), 'rb'\)\.read\(\)": r"copy it first: cat \1 > model.onnx",
+    r", or pass (gzip|bz2|lzma|zipfile)\..*": "",
+    r"pass os\.path\.expanduser\('.*?'\)": "pass it without quotes",
+    r"use sampling='greedy'": "pass --temperature 0 instead",
 }
 """Advice in Python, as a pattern -> the same as flags."""
 
@@ -240,8 +258,10 @@ def with_flags(message: str, options: Container[str] | None = None) -> str:
     'Try --dim batch=64, or --against reference'
     >>> with_flags("fix it: convert(..., static={'s': value})", ["--dim"])
     "fix it: convert(..., static={'s': value})"
-    >>> with_flags("'a' is a folder with m.onnx: convert('a/m.onnx'), or onnx2jax.decoder(folder) for a decoder's")
-    "'a' is a folder with m.onnx: pass 'a/m.onnx', or the folder to onnx2jax generate"
+    >>> with_flags("for other batch sizes: convert(..., rebatch=True)", ["--dim"])
+    'for other batch sizes: onnx2jax run ... --rebatch'
+    >>> with_flags("a folder: convert('a/model.onnx'), or onnx2jax.decoder('a') to generate text")
+    "a folder: pass 'a/model.onnx', or 'a' to onnx2jax generate"
     """
 
     def sizes(advice: re.Match[str]) -> str:
@@ -251,7 +271,30 @@ def with_flags(message: str, options: Container[str] | None = None) -> str:
     for python, flags in _FLAGS.items():
         if options is None or not flags.startswith("--") or flags.split()[0] in options:
             message = re.sub(python, flags, message)
+        elif flags.startswith(("--rebatch", "--batch-axis")):
+            message = re.sub(python, f"onnx2jax run ... {flags}", message)
     return message
+
+
+def with_files(message: str, files: Iterable[str]) -> str:
+    """A message whose advice to convert an input is a command that converts its file, one of ``--input``.
+
+    >>> with_files("is float64. Convert it: x.astype('float32')", ["x=a.npy"])[:46]
+    'is float64. Convert it: python -c "import numpy'
+    """
+
+    def command(advice: re.Match[str]) -> str:
+        name, dtype = advice.groups()
+        for path in (f.removeprefix(f"{name}=") for f in files if f.startswith(f"{name}=") or f.endswith(".npz")):
+            old = f"np.load({path!r})"
+            new = f"{old}.astype({dtype!r})"
+            if path.endswith(".npz"):
+                new = f"**{{**{old}, {name!r}: {old}[{name!r}].astype({dtype!r})}}"
+            save = "savez" if path.endswith(".npz") else "save"
+            return f'Convert it: python -c "import ml_dtypes, numpy as np; np.{save}({path!r}, {new})"'
+        return advice[0]
+
+    return re.sub(r"Convert it: (.+?)\.astype\('(\w+)'\)", command, message)
 
 
 def note(text: str) -> None:

@@ -16,7 +16,6 @@ from ..ir.graph import Graph
 from ..model.convert import convert
 from ..model.files.save import save
 from ..progress import stage
-from ..proto.paths import path_of
 from ..training.checkpoint import load_checkpoint, save_checkpoint
 from ..training.finetune import FineTuning
 from ..training.progress_bar import bar
@@ -26,6 +25,7 @@ from .terminal import (
     CommandError,
     add_command,
     add_computing,
+    as_path,
     computing,
     loading,
     note,
@@ -46,8 +46,8 @@ def add_train(parser: argparse.ArgumentParser) -> None:
         example="train model.onnx digits.npz trained.onnx --loss cross_entropy --epochs 5",
         json="print the means of each epoch as JSON",
     )
-    parser.add_argument("data", type=path_of, help="an .npz file of arrays by input, samples along their first axes")
-    parser.add_argument("output", type=path_of, help="the trained model's file")
+    parser.add_argument("data", type=as_path, help="an .npz file of arrays by input, samples along their first axes")
+    parser.add_argument("output", type=as_path, help="the trained model's file")
     parser.add_argument("--epochs", type=whole, default=1, metavar="N", help="(default: %(default)s)")
     parser.add_argument(
         "--batch-size",
@@ -56,7 +56,7 @@ def add_train(parser: argparse.ArgumentParser) -> None:
         help="(default: the model's fixed batch size, or 32); an incomplete last batch of an epoch is dropped",
     )
     parser.add_argument("--seed", type=whole, default=0, help="of shuffling and random draws (default: %(default)s)")
-    parser.add_argument("--checkpoint", type=path_of, metavar="FILE.safetensors", help="written after each epoch")
+    parser.add_argument("--checkpoint", type=as_path, metavar="FILE.safetensors", help="written after each epoch")
     parser.add_argument("--resume", action="store_true", help="continue from --checkpoint")
     own = parser.add_argument_group("for a file with training_info")
     own.add_argument("--algorithm", metavar="NAME", help="the algorithm to run (default: all, in order)")

@@ -8,9 +8,8 @@ from pathlib import Path
 from ..checker.check import check
 from ..model.calls.arguments import named_dims, variables
 from ..progress import stage
-from ..proto.paths import path_of
 from .inputs import add_inputs, filled, input_values, say_sizes, sized
-from .terminal import add_command, add_dims, add_dtype, converted, dims, note, reading
+from .terminal import add_command, add_dims, add_dtype, as_npz, converted, dims, note, reading
 
 
 def add_verify(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +33,7 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
     add_dims(parser)
     add_dtype(parser)
     parser.add_argument(
-        "--operands", type=path_of, metavar="FILE.npz", help="where to save the operands of the first node that differs"
+        "--operands", type=as_npz, metavar="FILE.npz", help="where to save the operands of the first node that differs"
     )
 
 

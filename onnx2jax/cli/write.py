@@ -11,11 +11,11 @@ from ..model.files.join import join
 from ..model.files.save import save
 from ..model.model import Model
 from ..progress import stage
-from ..proto.paths import path_of
 from .terminal import (
     CommandError,
     add_command,
     add_dims,
+    as_path,
     converted,
     dims,
     pairs,
@@ -33,7 +33,7 @@ def add_simplify(parser: argparse.ArgumentParser) -> None:
         example="simplify model.onnx small.onnx --dim batch=1",
         json="print the file's path, and counts before and after as JSON",
     )
-    parser.add_argument("output", type=path_of, help="the file to write")
+    parser.add_argument("output", type=as_path, help="the file to write")
     parser.add_argument(
         "--merge-products", action="store_true", help="multiply one input by several weights as one product"
     )
@@ -78,9 +78,9 @@ def add_join(parser: argparse.ArgumentParser) -> None:
         json="print the file's path, size, inputs and outputs as JSON",
         model=None,
     )
-    parser.add_argument("first", type=path_of)
-    parser.add_argument("second", type=path_of)
-    parser.add_argument("output", type=path_of, help="the file to write")
+    parser.add_argument("first", type=as_path)
+    parser.add_argument("second", type=as_path)
+    parser.add_argument("output", type=as_path, help="the file to write")
     parser.add_argument(
         "--join",
         action="append",
@@ -119,14 +119,13 @@ def add_source(parser: argparse.ArgumentParser) -> None:
         example="source model.onnx folder --dim batch=1",
         json="print the module's path and number of lines as JSON",
     )
-    parser.add_argument("folder", type=path_of, help="the folder of model.py and params.safetensors")
-    parser.add_argument("--overwrite", action="store_true", help="replace files of the folder that were edited")
+    parser.add_argument("folder", type=as_path, help="the folder of model.py and params.safetensors")
     add_dims(parser, "fix the extent of a dimension variable (default: it stays a name)")
 
 
 def _source(arguments: argparse.Namespace) -> int:
     model = converted(arguments, dims=dims(arguments.dim))
     with stage(f"writing {arguments.folder}"):
-        path = model.to_source(arguments.folder, overwrite=arguments.overwrite)
+        path = model.to_source(arguments.folder)
     lines = len(path.read_text(encoding="utf-8").splitlines())
     return print_result(arguments, {"path": str(path), "lines": lines}, f"{path}  {lines:,} lines")

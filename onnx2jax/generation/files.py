@@ -12,7 +12,8 @@ from ..errors import InputTypeError, ModelError, ShardingError
 from ..ir.file import check_keywords
 from ..model.convert import convert
 from ..model.model import Model
-from ..proto.paths import path_of, without_model
+from ..proto.foreign import DECODERS, without_model
+from ..proto.paths import path_of
 from ..sharding.plans import mesh_of
 from ..sharding.stages import Staged
 from .decoder import Decoder
@@ -20,12 +21,8 @@ from .keywords import check_loading
 from .prompts import stop_sequences
 from .text import Tokenizer, read_json
 
-FILE_NAMES: Final = (
-    ("model.onnx", None),
-    ("decoder_with_past_model.onnx", "decoder_model.onnx"),
-    ("decoder_model_merged.onnx", None),
-)
-"""Exporters' names of the step file, and of the prefill file if it is separate; the first pair found is used."""
+PREFILLS: Final = {"decoder_with_past_model.onnx": "decoder_model.onnx"}
+"""Exporters' name of the step file -> that of the prefill file, if it is separate."""
 
 
 def decoder(
@@ -135,12 +132,13 @@ def _locate(path: Path, prefill: Any) -> tuple[Path, Any, dict[str, Any]]:
     if not path.is_dir():
         return path, prefill, settings
     own = genai.get("decoder", {}).get("filename")
-    for name, first in (((own, None),) if own else ()) + FILE_NAMES:
+    for name in (own, *DECODERS) if own else DECODERS:
+        first = PREFILLS.get(name)
         if all((folder / n).is_file() for n in (name, None if prefill else first) if n):
             return folder / name, prefill or (folder / first if first else None), settings
     others = sorted(p.name for p in folder.glob("*.onnx"))
     fix = f"name the decoder's file, of {', '.join(others)}" if others else f"it is {without_model(folder)}"
-    raise ModelError(f"{folder} has no {' or '.join(n for n, _ in FILE_NAMES)}: {fix}")
+    raise ModelError(f"{folder} has no {' or '.join(DECODERS)}: {fix}")
 
 
 def _settings(facts: Mapping[str, Any]) -> dict[str, Any]:

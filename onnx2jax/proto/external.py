@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import ExternalDataError, ExternalDataNotFoundError, InputTypeError
 from .dtypes import ELEMENT_TYPES
-from .files import HEAD, foreign
+from .foreign import HEAD, foreign
 from .mapped import LAZY_BYTES, Detached, File, owned, sample
 
 SHARED_BYTES: Final = 1024

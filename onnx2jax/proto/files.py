@@ -1,7 +1,5 @@
 """Reads a ModelProto from a path, bytes, an open file, or an onnx.ModelProto.
 
-Says what a file is that is no ONNX model, and how to get a model from it.
-
 ``skeleton`` reads a large file without the data of its large initializers, which stays in the file. Parsed whole, a
 model of 400 MB is in memory three times before a device has it: as the bytes of the file, in the message, and as the
 Python bytes of its fields.
@@ -9,11 +7,8 @@ Python bytes of its fields.
 
 from __future__ import annotations
 
-import io
 import os
-import re
 import stat
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -22,103 +17,10 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from ..errors import ModelError
+from .foreign import HEAD, folder_error, foreign, missing_error
 from .mapped import LAZY_BYTES, Detached, File
 from .messages import ModelProto, TensorProto
-from .paths import CORE_ML, TENSORFLOW, TRANSFORMERS, folder_error, missing_error, path_of
-
-HEAD: Final = 512
-"""Bytes at the beginning of a file that tell its format."""
-_COMPRESSED: Final = {
-    b"\x1f\x8b": ("gzip", "gzip"),
-    b"BZh": ("bzip2", "bz2"),
-    b"\xfd7zXZ\0": ("xz", "lzma"),
-}
-"""First bytes -> the format, and Python's module for it."""
-_TORCH: Final = "load it in PyTorch, and export it: torch.onnx.export(model, inputs, 'model.onnx')"
-_KERAS: Final = "load it in Keras, and export it: model.export('model.onnx', format='onnx')"
-_MAGIC: Final = (
-    (0, b"version https://git-lfs", "a Git LFS pointer; fetch the real file with 'git lfs pull'"),
-    (0, b"\x28\xb5\x2f\xfd", "compressed by zstd; decompress it first: zstd -d"),
-    (257, b"ustar", "a tar archive; unpack it, and pass the .onnx file inside"),
-    (0, b"7z\xbc\xaf", "a 7z archive; unpack it, and pass the .onnx file inside"),
-    (0, b"\x93NUMPY", "a NumPy array (.npy)"),
-    (4, b"ORTM", "in onnxruntime's own format; convert the .onnx file it was made from"),
-    (0, b"GGUF", "a GGUF file of llama.cpp; export the original checkpoint: " + TRANSFORMERS.format("NAME")),
-    (4, b"TFL3", "a TensorFlow Lite model; convert it first: " + TENSORFLOW.format("tflite", "FILE")),
-    (0, b"\x89HDF\r\n\x1a\n", "an HDF5 file, as Keras writes; " + _KERAS),
-)
-"""Offset, bytes there, and what the file is."""
-_TENSORRT: Final = "a TensorRT engine, for one kind of GPU alone; convert the .onnx file it was made from"
-_SUFFIXES: Final = {
-    **dict.fromkeys((".engine", ".plan", ".trt"), _TENSORRT),
-    ".mlmodel": CORE_ML,
-    ".pdmodel": "a Paddle model; convert it first: paddle2onnx --model_filename FILE --save_file model.onnx",
-    ".pb": "perhaps a TensorFlow graph; convert it first: " + TENSORFLOW.format("saved-model", "FOLDER"),
-}
-_WEIGHTS: Final = "weights without a graph; export the model they belong to: "
-
-
-def foreign(data: bytes, label: str = "") -> str:
-    """The probable format of data that is no ONNX model, and what to do; empty if unknown.
-
-    >>> foreign(b"GGUF\\x03")[:20]
-    'it is a GGUF file of'
-    """
-    head = data[:HEAD]
-    if not data:
-        return "it is empty"
-    if b"ONNXOPSET" in head[:64]:
-        return "it is an operator set document"
-    for magic, (name, module) in _COMPRESSED.items():
-        if head.startswith(magic):
-            return f"it is compressed by {name}; decompress it, or pass {module}.open(path).read()"
-    for offset, magic, what in _MAGIC:
-        if head[offset:].startswith(magic):
-            return f"it is {what}"
-    if head.startswith(b"PK\x03\x04"):
-        return f"it is {_archive(data)}"
-    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < max(len(data), 1 << 27):
-        return f"it is a safetensors file, {_WEIGHTS}{TRANSFORMERS.format('NAME')}"
-    if re.match(rb"\x80[\x02-\x05]", head):
-        return f"it is a pickle, as torch.save and scikit-learn write; {_TORCH}, or skl2onnx.to_onnx(model, inputs)"
-    if head.lstrip()[:9].lower().startswith((b"<!doctype", b"<html")):
-        return "it is an HTML page, perhaps of a failed download"
-    if re.match(rb"\s*(<\?xml.*?>\s*)?<net\b", head, re.DOTALL):
-        return "it is a model of OpenVINO, which has no way back to ONNX; export the original model"
-    if text := _beginning(head):
-        return f"it is text, not protobuf: {text!r}; is it the answer of a failed download?"
-    suffix = Path(label.rstrip("'")).suffix.lower()  # a label is: file 'path'
-    return f"it is {_SUFFIXES[suffix]}" if suffix in _SUFFIXES else ""
-
-
-def _beginning(head: bytes) -> str:
-    """The first line of a text; empty if the bytes are no text.
-
-    >>> _beginning(b"Not Found"), _beginning(b"\\x08\\x07")
-    ('Not Found', '')
-    """
-    text = head.decode("utf-8", "replace")
-    is_text = "\ufffd" not in text[:-1] and all(c.isprintable() or c.isspace() for c in text)
-    return text.strip().partition("\n")[0][:60] if is_text else ""
-
-
-def _archive(data: bytes) -> str:
-    """What a zip archive is."""
-    try:
-        names = zipfile.ZipFile(io.BytesIO(data)).namelist()
-    except zipfile.BadZipFile:  # or its beginning alone
-        return f"a zip archive, of PyTorch perhaps; {_TORCH}"
-    models = [n for n in names if n.endswith(".onnx")]
-    if models:
-        return f"a zip archive with {models[0]}; unpack it, or pass zipfile.ZipFile(path).open({models[0]!r})"
-    if any(n.endswith((".weights.h5", "keras_metadata.pb")) for n in names):
-        return f"a Keras model; {_KERAS}"
-    if any(n.endswith(("data.pkl", "archive_format")) for n in names):
-        return f"a PyTorch file; {_TORCH}"
-    if names and all(n.endswith(".npy") for n in names):
-        return "a NumPy archive (.npz)"
-    return "a zip archive without an .onnx file"
-
+from .paths import path_of
 
 _LIMIT = 2**31 - 1
 _WHOLE = "; onnx.helper.make_model(graph) makes a model of a graph"
@@ -181,7 +83,7 @@ def read_regular(path: str | os.PathLike[str], label: str) -> bytes:
     descriptor = os.open(found, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ModelError(f"{label} is no regular file; read it first: convert(data)")
+            raise ModelError(f"{label} is no regular file; read it first: open({str(path)!r}, 'rb').read()")
         if (size := os.fstat(descriptor).st_size) > _LIMIT:
             raise _too_large(size, file.read(HEAD), label)
         return file.read()

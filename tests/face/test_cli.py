@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from onnx2jax import cli, demo_model, progress
+from onnx2jax import cli, demo_decoder, demo_model, progress
 from onnx2jax.data import demo_samples
 from tests.support.models import model, value
 
@@ -115,6 +118,12 @@ def test_element_types_that_files_do_not_keep(command: Command, tmp_path: Path, 
             "x.txt.npy is not a readable .npy or .npz file: it has",
         ),
         (["inspect", "{text}"], 1, "not an ONNX model"),
+        (["inspect", "-"], 1, "-: No such file or directory: standard input is not read; write it to a file"),
+        (["inspect", "file:///no/m.onnx"], 1, "file:///no/m.onnx: No such file or directory: it is a URL; pass the"),
+        (["inspect", "https://no/m.onnx"], 1, "https://no/m.onnx: No such file or directory: it is a URL, and nothing"),
+        (["inspect", "~/no.onnx"], 1, "'~' is for a shell to expand; pass it without quotes\n"),
+        (["inspect", "{gzip}"], 1, "it is compressed by gzip; decompress it\n"),
+        (["inspect", "/dev/null"], 1, "is no regular file; copy it first: cat '/dev/null' > model.onnx"),
         (["inspect", "{npy}"], 1, "x.npy' is not an ONNX model: it is a NumPy array"),
         (["inspect", "{short}"], 1, "its 9,999 bytes do not parse to the end; was the copy complete?"),
         (["draw", MODEL, "{folder}"], 1, "{folder}: Is a directory"),
@@ -131,8 +140,10 @@ def test_errors_are_one_clean_message(
     np.save(tmp_path / "double.npy", np.zeros((1, 1, 8, 8)))
     short = tmp_path / "short.onnx"
     short.write_bytes(Path(MODEL).read_bytes()[:9999])
+    (tmp_path / "gzip").write_bytes(gzip.compress(b""))
     files = {
         "short": short,
+        "gzip": tmp_path / "gzip",
         "double": tmp_path / "double.npy",
         "npy": tmp_path / "x.npy",
         "text": tmp_path / "x.txt",
@@ -146,6 +157,48 @@ def test_errors_are_one_clean_message(
     assert text.format(**files) in err if "{folder}" in text else text in err
     assert "Traceback" not in err
     assert "extents of 1" not in err
+
+
+def test_a_folder_names_paths_that_can_be_passed(command: Command, tmp_path: Path) -> None:
+    for name in ("b.onnx", "c.onnx", "a.onnx"):
+        (tmp_path / name).write_bytes(Path(MODEL).read_bytes())
+        _, _, err = command("inspect", tmp_path)
+        assert command("inspect", re.findall("'(.*?)'", err.partition("pass ")[2])[0])[0] == 0
+    assert "has a.onnx, b.onnx, c.onnx: choose one: pass" in err and "generate" not in err
+    (tmp_path / "model.onnx").write_bytes(demo_decoder().read_bytes())
+    _, _, err = command("inspect", tmp_path)
+    model, folder = re.findall("'(.*?)'", err.partition("pass ")[2])
+    assert "generate" in err and Path(model).parent == Path(folder) == tmp_path
+    assert command("generate", folder, "--prompt-ids", "110,105", "--max-new-tokens", "1")[0] == 0
+
+
+@pytest.mark.parametrize("name", ["double.npy", "doubles.npz"])
+def test_an_array_of_another_type_is_converted_by_the_command_in_its_error(
+    command: Command, tmp_path: Path, name: str
+) -> None:
+    images, path = demo_samples()["images"][:1].astype(np.float64), tmp_path / name
+    if name.endswith("npy"):
+        np.save(path, images)
+    else:
+        np.savez(path, image=images)
+    given = f"image={path}" if name.endswith("npy") else path
+    status, _, err = command("run", MODEL, "--input", given)
+    assert status == 1 and "nothing is cast silently. Convert it: python -c" in err
+    exec(shlex.split(err.partition("Convert it: ")[2])[2])
+    assert command("run", MODEL, "--input", given)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["inspect", ""], "argument model: the path is empty"),
+        (["run", MODEL, "--random", "--output-file", "o.txt"], "'o.txt' is written as an .npz file: name it o.npz"),
+    ],
+)
+def test_paths_that_mislead_are_refused(capsys: pytest.CaptureFixture[str], arguments: list[str], text: str) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(arguments)
+    assert (end.value.code, text in capsys.readouterr().err) == (2, True)
 
 
 def test_check_of_a_cut_off_file_ends_its_question(command: Command, tmp_path: Path) -> None:

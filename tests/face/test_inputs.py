@@ -145,8 +145,9 @@ def test_the_largest_scores_of_a_classifier(capsys: Capture, tmp_path: Path) -> 
 
 def test_another_batch_than_the_files(capsys: Capture, tmp_path: Path) -> None:
     path = same(tmp_path, np.float32, [2, 3], value("more", np.float32, [4, 2]))
-    assert cli.main(["run", path, "--random", "--dim", "batch=4"]) == 1
-    assert "for other batch sizes: --rebatch" in capsys.readouterr().err
+    for command, flag in (["run", "--random"], "--rebatch"), (["verify"], "onnx2jax run ... --rebatch"):
+        assert cli.main([command[0], path, *command[1:], "--dim", "batch=4"]) == 1
+        assert f"for other batch sizes: {flag}\n" in capsys.readouterr().err
     assert cli.main(["run", path, "--random", "--rebatch"]) == 1
     assert "Name them: --batch-axis NAME=AXIS" in capsys.readouterr().err
     axes = ["--batch-axis", "x=0", "--batch-axis", "more=1", "--batch-axis", "more_again=1"]

@@ -79,7 +79,9 @@ def test_files_that_are_not_regular_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ModelError, match="is no regular file"):
             onnx2jax.convert(path)
     (tmp_path / "model.onnx").write_bytes(b"")
-    with pytest.raises(IsADirectoryError, match=r"has fifo\.onnx, model\.onnx: convert\('.*fifo.onnx'\), or .*decoder"):
+    with pytest.raises(
+        IsADirectoryError, match=r"has fifo\.onnx, model\.onnx: choose one: convert\('.*model.onnx'\), or .*decoder"
+    ):
         onnx2jax.convert(tmp_path)
 
 
