@@ -7,12 +7,28 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
+from ..errors import ShardingError
 from ..model.devices.chips import CHIPS
 from ..model.devices.cost import Cost, cost
 from ..progress import stage
 from ..sharding.plans import KINDS
-from .terminal import CommandError, add_command, add_dims, add_dtype, as_path, dims, pairs, print_json, print_table
+from .terminal import (
+    CommandError,
+    add_command,
+    add_dims,
+    add_dtype,
+    as_path,
+    dims,
+    note,
+    pairs,
+    print_json,
+    print_table,
+)
 
 FLAG = "--xla_force_host_platform_device_count="
 
@@ -46,7 +62,11 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
         "--weights-only", action="store_true", help="only bytes of weights and inputs, without compiling"
     )
     add_dtype(parser)
-    add_dims(parser, "the extent of a dimension variable (default: the number of devices for the batch, 1 for others)")
+    add_dims(
+        parser,
+        "the extent of a dimension variable (default: of the batch the number of devices that share it, of a decoder's "
+        "caches and mask as inferred, 1 of others)",
+    )
 
 
 def _plan(arguments: argparse.Namespace) -> int:
@@ -65,12 +85,15 @@ def _plan(arguments: argparse.Namespace) -> int:
         own += ["--json"] * arguments.json + ["--weights-only"] * arguments.weights_only
         with stage(f"compiling for {arguments.chips or f'{math.prod(axes.values())} devices'}"):
             return subprocess.run([sys.executable, "-m", "onnx2jax", "plan", *own], env=env, check=False).returncode
-    compiled = not arguments.weights_only
-    found = cost(arguments.model, axes, arguments.plan, dims(arguments.dim), compiled, arguments.chips, arguments.dtype)
+    sizes, options = dims(arguments.dim), {"chips": arguments.chips, "dtype": arguments.dtype}
+    found = cost(arguments.model, axes, arguments.plan, sizes, not arguments.weights_only, **options)
     if arguments.json:
         print_json(found.facts())
     else:
         _show(found)
+        if not found.sharded:
+            fix = _sharding(arguments.model, found, sizes, options)
+            note(f"nothing is sharded: each device holds all weights and inputs{fix and f'. Try {fix}'}")
     return 0 if found.on_chip is None or found.on_chip.fits else 1
 
 
@@ -90,11 +113,6 @@ def _show(found: Cost) -> None:
     elif chip is None and found.flops is not None and found.scratch_bytes is not None:
         facts += [("temporary bytes, on a CPU", found.scratch_bytes), ("FLOPs per device", found.flops)]
     print_table(title, ("per step", ""), [(what, f"{number:,}") for what, number in facts])
-    if not found.sharded:
-        print(
-            "nothing is sharded: each device holds all weights and inputs. Choose another --plan, or extents that the "
-            f"mesh divides: {' '.join(f'--dim {n}={math.prod(found.mesh.values())}' for n in found.dims) or '--mesh'}"
-        )
     if chip is not None:
         verdict = "fits" if chip.fits else f"does not fit: {chip.refused or 'it needs more memory than the chip has'}"
         print(f"{chip.chip}: {verdict}")
@@ -103,6 +121,22 @@ def _show(found: Cost) -> None:
     if found.flops is not None:
         rows = [(e.kind, f"{e.number:,}", f"{e.bytes:,}") for e in found.exchanges]
         print_table("collectives", ("kind", "number", "bytes per device"), rows)
+
+
+def _sharding(model: Path, found: Cost, sizes: Mapping[str, int], options: Mapping[str, Any]) -> str:
+    """Flags in place of those of a plan that shards nothing, with which it shards; empty if none are found."""
+    mesh, devices = found.mesh, math.prod(found.mesh.values())
+    tries: list[tuple[Mapping[str, int], str, Mapping[str, int], str]]
+    tries = [(mesh, found.plan, {**sizes, n: devices}, f"--dim {n}={devices}") for n in found.dims]
+    for axis, size in mesh.items():
+        smaller = [{**mesh, axis: n} for n in (2**i for i in range(size.bit_length() - 1, 0, -1)) if n < size]
+        tries += [(m, found.plan, sizes, f"--mesh {','.join(f'{a}={n}' for a, n in m.items())}") for m in smaller]
+    tries += [(mesh, kind, sizes, f"--plan {kind}") for kind in KINDS if kind != found.plan]
+    for axes, plan, extents, flags in tries:
+        with suppress(ShardingError):  # such as that of a plan whose axis the mesh lacks
+            if cost(model, axes, plan, extents, False, **options).sharded:
+                return flags
+    return ""
 
 
 def _axes(text: str) -> dict[str, int]:

@@ -20,6 +20,7 @@ from ..errors import OnnxError, UnsupportedError
 from ..ir import analysis
 from ..ir.graph import Graph
 from ..proto.types import TensorType, ValueInfo
+from .calls.arguments import named_dims
 from .calls.cache_pairs import Pair, pairs_of
 from .model import Model
 
@@ -92,6 +93,32 @@ def extents(pair: Pair, batch: int, length: int) -> tuple[int, ...]:
             "convert(..., dims={name: extent})"
         )
     return cast(tuple[int, ...], tuple(shape))
+
+
+def step_extents(model: Model, dims: Mapping[str, int]) -> dict[str, int]:
+    """The extents of a decoder's dimension variables that others decide: ``dims``, or else 1; {} for other models.
+
+    Caches have the extents that the model computes, a sliding window its length; a mask covers the past and the tokens.
+
+    >>> import onnx2jax
+    >>> step_extents(onnx2jax.convert(onnx2jax.demo_decoder()), {"past_sequence_length": 7})
+    {'total_sequence_length': 8}
+    """
+    named = {v.name: v.shape or () for v in named_dims(model.inputs)}
+    found = caches(model)
+    sizes = {
+        name: extent
+        for pair in found.pairs
+        for name, extent in zip(named[pair.past.name], pair.dims, strict=True)
+        if isinstance(name, str) and isinstance(extent, int)
+    }
+    pasts = {named[p.past.name][axis]: p.window for p in found.pairs if (axis := p.axis) is not None}
+    sizes |= {d: window for d, window in pasts.items() if window and isinstance(d, str)}
+    mask, tokens = (named[found.roles[r].name] if r in found.roles else () for r in ("mask", "tokens"))
+    if pasts and len(tokens) > 1 and mask and isinstance(mask[-1], str) and mask[-1] != tokens[1]:
+        past = next((d for d, window in pasts.items() if not window), 1)
+        sizes[mask[-1]] = sum(d if isinstance(d, int) else dims.get(str(d), 1) for d in (past, tokens[1]))
+    return {n: size for n, size in sizes.items() if n not in dims}
 
 
 def _with_sizes(model: Model, pair: Pair, sizes: dict[str, int]) -> Pair:

@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from onnx2jax import cli
+from onnx2jax import cli, demo_decoder
 from onnx2jax.errors import InputNameError
 from onnx2jax.model.devices.cost import cost
 from tests.support.models import mlp
@@ -56,9 +56,9 @@ def test_a_table(described: Path, capsys: pytest.CaptureFixture[str], monkeypatc
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")  # as in the subprocess of the command
     assert cli.main(["plan", str(described), "--mesh=model=2", "--plan=tensor"]) == 0
     text = capsys.readouterr().out
-    assert "mesh model: 2, plan tensor; batch=2" in text
+    assert "mesh model: 2, plan tensor; batch=1" in text, "no devices share the batch"
     assert re.search(r"bytes of weights per device +120\n", text)
-    assert re.search(r"all-reduce +1 +16\n", text)
+    assert re.search(r"all-reduce +1 +8\n", text)
 
 
 @pytest.mark.parametrize("mesh", ["data", "data=0", "data=2,data=2", "data=x"])
@@ -70,9 +70,25 @@ def test_invalid_meshes_are_errors(mesh: str, capsys: pytest.CaptureFixture[str]
 def test_it_says_when_nothing_is_sharded(
     described: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")  # as in the subprocess of the command
-    assert cli.main(["plan", str(described), "--mesh=data=2", "--dim=batch=3", "--weights-only"]) == 0
-    assert "nothing is sharded: each device holds all weights and inputs." in capsys.readouterr().out
-    assert cli.main(["plan", str(described), "--mesh=data=2", "--dim=batch=4", "--weights-only"]) == 0
-    assert "nothing is sharded" not in capsys.readouterr().out
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=3")  # as in the subprocess of the command
+    command = ["plan", str(described), "--weights-only"]
+    for flags, fix in (
+        (["--mesh=data=3", "--dim=batch=4"], ["--dim", "batch=3"]),
+        (["--mesh=model=3", "--plan=tensor"], ["--mesh", "model=2"]),
+        (["--mesh=data=3", "--dim=batch=4", "--plan=data"], ["--dim", "batch=3"]),
+    ):
+        assert cli.main([*command, *flags]) == 0
+        assert capsys.readouterr().err.endswith(f"holds all weights and inputs. Try {' '.join(fix)}\n")
+        assert cli.main([*command, *flags, *fix]) == 0
+        assert "nothing is sharded" not in capsys.readouterr().err
     assert not cost(described, {"data": 2}, dims={"batch": 3}, compiled=False).sharded
+
+
+def test_extents_of_a_decoder_are_those_of_a_step(tmp_path: Path) -> None:
+    proto = onnx.load(demo_decoder())
+    for v in (v for v in proto.graph.input if v.name.startswith("past")):
+        v.type.tensor_type.shape.dim[3].dim_param = "size"
+    onnx.save(proto, tmp_path / "m.onnx")
+    found = cost(tmp_path / "m.onnx", {"model": 2}, "tensor", dims={"past_sequence_length": 7})
+    lengths = {"sequence_length": 1, "total_sequence_length": 8, "past_sequence_length": 7}
+    assert found.dims == {"batch_size": 1, **lengths, "size": 16} and found.flops

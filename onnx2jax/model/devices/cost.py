@@ -22,8 +22,10 @@ from ...proto.origin import nbytes
 from ...proto.paths import path_of
 from ...proto.tensors import EXTERNAL
 from ...proto.types import TensorType
+from ...sharding.plans import Plan
 from ...sharding.rules import Placement
 from ...sharding.stages import AXIS, Staged
+from ..caches import step_extents
 from ..calls.arguments import checked_dims, named_dims, variables
 from ..changes.parts import with_graph
 from ..convert import convert
@@ -143,8 +145,8 @@ def cost(
         source: the path of an ONNX file.
         axes: the mesh; an axis "stage" cuts the model into stages. All chips along "data" when left out.
         plan: as ``convert(shardings=)`` takes one by name.
-        dims: extents of dimension variables: where they are left out that of the batch is the number of devices, and
-            that of any other is 1.
+        dims: extents of dimension variables: where they are left out that of the batch is the number of devices that
+            share it, those of a decoder's caches and mask are inferred, and any other is 1.
         compiled: whether programs are compiled, for all but the bytes of weights and inputs.
         chips: accelerators to compile for, such as "v5e:2x2" or "h100"; the devices of this process when empty.
         dtype: as ``convert(dtype=)`` takes it.
@@ -179,7 +181,8 @@ def cost(
         )
         placement = model.placement
         assert placement is not None
-        extents, inputs = _inputs(model, dims or {}, mesh.size)
+        of_weights = axes.get(Plan(plan).model, 1) if plan and Plan(plan).tensor else 1
+        extents, inputs = _inputs(model, dims or {}, mesh.size // of_weights)
         last = getattr(placement, "parts", [placement])[-1]
         shardings = last.of_inputs(inputs, False)
         found: list[Stage] = []
@@ -268,12 +271,14 @@ def _held(types: Mapping[str, Any], placement: Placement) -> Counter[jax.Device]
 
 
 def _inputs(model: Any, dims: Mapping[str, int], devices: int) -> tuple[dict[str, int], dict[str, Any]]:
-    """The extents of dimension variables, and the types of inputs."""
+    """The extents of dimension variables, and the types of inputs; ``devices`` share the batch."""
     inputs = named_dims(model.inputs)
     dims = checked_dims(dims, inputs)
     axes = batch_axes(model.inputs)[0]
     batch = {v.shape[axes[v.name]] for v in inputs if v.name in axes and v.shape}
-    extents = {n: dims.get(n, devices if n in batch else 1) for n in variables(inputs)}
+    dims |= {n: devices for n in variables(inputs) if n in batch and n not in dims}
+    dims |= step_extents(with_graph(model, model.graph, placement=None), dims)
+    extents = {n: dims.get(n, 1) for n in variables(inputs)}
     types = {}
     for info in inputs:
         if not isinstance(info.type, TensorType) or info.type.shape is None or info.type.dtype.hasobject:
