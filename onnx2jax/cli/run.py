@@ -31,6 +31,7 @@ from .terminal import (
     print_json,
     print_table,
     type_of,
+    with_flags,
 )
 
 
@@ -76,7 +77,7 @@ def _run(arguments: argparse.Namespace) -> int:
         results = model.run(None, feeds)
     outputs = dict(zip((v.name for v in model.outputs), results, strict=True))
     if any(holds(v, "nan") for v in results) and (origin := first_special(model, feeds, 0, ["nan"])):
-        note(origin)
+        note(with_flags(origin))
     classes = _classes(model, outputs, arguments)
     written = _save(outputs, arguments.output_dir, arguments.output_file)
     if arguments.json:

@@ -234,7 +234,10 @@ def loading(model: Path) -> Any:
 _FLAGS: Final = {
     r"verify\(against='(\w+)'\)": r"--against \1",
     r"convert\(\.\.\., external_data_dir='folder'\)": "--external-data-dir FOLDER",
-    r"export\(platforms=\['?(.*?)'?\]\)": r"--platforms \1",
+    r"export\((?:\.\.\., )?platforms=\['?(.*?)'?\]\)": r"--platforms \1",
+    r"export\(\.\.\., weights='inside'\)": "--weights inside",
+    r"format='jax' keeps": "--format jax keeps",
+    r"convert\(\.\.\., dtype='(\w+)'\)": r"--dtype \1",
     r"convert\(\.\.\., static=\{'(\w+)': value\}\)": r"--static \1=VALUE",
     r"convert\(\.\.\., rebatch=True\)": "--rebatch",
     r"convert\(\.\.\., rebatch=\{'input name': axis\}\)": "--batch-axis NAME=AXIS",
@@ -256,6 +259,8 @@ def with_flags(message: str, options: Container[str] | None = None) -> str:
 
     >>> with_flags("Try model.summary(dims={'batch': 64}), or verify(against='reference')")
     'Try --dim batch=64, or --against reference'
+    >>> with_flags("export(..., format='stablehlo', dims={'n': 1, 'm': 1}) or export(..., platforms=['tpu'])")
+    '--dim n=1 --dim m=1 or --platforms tpu'
     >>> with_flags("fix it: convert(..., static={'s': value})", ["--dim"])
     "fix it: convert(..., static={'s': value})"
     >>> with_flags("for other batch sizes: convert(..., rebatch=True)", ["--dim"])
@@ -267,7 +272,7 @@ def with_flags(message: str, options: Container[str] | None = None) -> str:
     def sizes(advice: re.Match[str]) -> str:
         return " ".join(f"--dim {name}={size}" for name, size in ast.literal_eval(advice[1]).items())
 
-    message = re.sub(r"(?:model\.summary|export)\(dims=(\{.*?\})\)", sizes, message)
+    message = re.sub(r"(?:model\.summary|export)\((?:\.\.\., format='stablehlo', )?dims=(\{.*?\})\)", sizes, message)
     for python, flags in _FLAGS.items():
         if options is None or not flags.startswith("--") or flags.split()[0] in options:
             message = re.sub(python, flags, message)
@@ -279,8 +284,8 @@ def with_flags(message: str, options: Container[str] | None = None) -> str:
 def with_files(message: str, files: Iterable[str]) -> str:
     """A message whose advice to convert an input is a command that converts its file, one of ``--input``.
 
-    >>> with_files("is float64. Convert it: x.astype('float32')", ["x=a.npy"])[:46]
-    'is float64. Convert it: python -c "import numpy'
+    >>> with_files("Convert it: x.astype('float32')", ["x=a.npy"])[:24]
+    'Convert it: python -c "i'
     """
 
     def command(advice: re.Match[str]) -> str:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from ..checker.check import check
+from ..errors import UnsupportedError
 from ..model.calls.arguments import named_dims, variables
+from ..model.model import Model
+from ..model.reports.samples import data_sets
 from ..progress import stage
 from .inputs import add_inputs, filled, input_values, say_sizes, sized
 from .terminal import add_command, add_dims, add_dtype, as_npz, converted, dims, note, reading
@@ -40,7 +46,7 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
 def _verify(arguments: argparse.Namespace) -> int:
     model = converted(arguments, dims=dims(arguments.dim))
     feeds = input_values(model, arguments)
-    with stage("comparing"), sized(model, feeds):
+    with stage("comparing"), sized(model, feeds), _named(model, feeds, arguments.model):
         found = model.verify(
             *([filled(model, feeds, arguments.seed)] if feeds else []),
             against=arguments.against,
@@ -56,6 +62,18 @@ def _verify(arguments: argparse.Namespace) -> int:
         path = arguments.operands or Path(f"{arguments.model.stem}-difference.npz")
         note(f"its operands and results are in {found.first.save(path)}")
     return 0 if found else 1
+
+
+@contextmanager
+def _named(model: Model, feeds: Mapping[str, Any], path: Path) -> Iterator[None]:
+    """Name the inputs that are random numbers if another implementation rejects them."""
+    try:
+        yield
+    except UnsupportedError as e:
+        if (names := [v.name for v in model.inputs if v.name not in feeds]) and not data_sets(path.parent):
+            flags = " ".join(f"--input {name}=FILE.npy" for name in names)
+            e.add_note(f"inputs are random numbers, which may be invalid in this model; others: {flags}")
+        raise
 
 
 def add_check(parser: argparse.ArgumentParser) -> None:

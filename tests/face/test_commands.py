@@ -46,6 +46,22 @@ def test_verify_a_wrong_model(
         assert {"bn1.out", "ours|relu1.out", "theirs|relu1.out"} == set(saved.files)
 
 
+def test_verify_says_which_inputs_are_random(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A threshold of -0.65 is invalid to onnxruntime."""
+    parsed = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 13]> g (float[1] threshold) => (int64[n, 3] y)
+        <float[1, 1, 4] boxes = {0, 0, 1, 1}, float[1, 1, 1] scores = {1}, int64[1] most = {1}>
+        { y = NonMaxSuppression(boxes, scores, most, threshold) }"""
+    )
+    onnx.save(parsed, tmp_path / "m.onnx")
+    command = ["verify", str(tmp_path / "m.onnx")]
+    assert cli.main([*command, "--seed", "4"]) == 1
+    said = capsys.readouterr().err
+    assert "inputs are random numbers, which may be invalid in this model; others: --input threshold=FILE.npy" in said
+    np.save(tmp_path / "t.npy", np.float32([0.5]))
+    assert cli.main([*command, "--input", f"threshold={tmp_path}/t.npy"]) == 0
+
+
 def test_invalid_options_of_verify_are_errors(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["verify", MODEL, "--against=nobody"]) == 1
     assert "against is 'nobody'" in capsys.readouterr().err

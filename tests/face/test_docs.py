@@ -86,6 +86,13 @@ def test_code_on_pages_is_not_cut_off(page: Path) -> None:
     assert [line for line in code if len(line) > WIDEST] == []
 
 
+def test_commands_name_the_extras_that_they_need() -> None:
+    lines = (ROOT / "docs" / "guides" / "terminal.md").read_text().splitlines()
+    needed = {"run": "image", "verify": "verify", "train": "train", "export": "export", "source": "checkpoint"}
+    for command, extra in needed.items():
+        assert any(s.startswith(f"onnx2jax {command} ") and s.endswith(f"(extra {extra})") for s in lines), command
+
+
 def test_keywords_of_convert_stand_in_the_same_groups_everywhere() -> None:
     """In the signature, in the docstring, in the options of a model, and on the page."""
     sections = re.split(r"^    Args: (\w+)\n", inspect.getsource(onnx2jax.convert), flags=re.MULTILINE)[1:]
