@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from inspect import signature
+from inspect import getmembers, isfunction, signature
 from typing import Any, TypedDict, Unpack
 
 from ..errors import InputValueError, unknown_keywords
@@ -121,7 +121,15 @@ def check_keywords(keywords: Iterable[str], *functions: Callable[..., Any]) -> N
     accepted = [p.name for f in functions for p in signature(f).parameters.values() if p.default is not p.empty]
     valid = [*dict.fromkeys((*accepted, *Reading.__annotations__))]
     if unknown := sorted(other - {*valid}):
-        raise TypeError(unknown_keywords(unknown, valid))
+        methods = [
+            f"{f.__name__}.{n}"
+            for f in functions
+            if isinstance(f, type)
+            for n, method in getmembers(f, isfunction)
+            if n[0] != "_" and unknown[0] in signature(method).parameters
+        ]
+        belongs = f"unknown keyword {unknown[0]}, which is one of {' and '.join(methods)}"
+        raise TypeError(belongs if methods else unknown_keywords(unknown, valid))
 
 
 def opened(source: Any, reading: Reading) -> tuple[OnnxFile, Any, ExternalFiles]:

@@ -39,6 +39,10 @@ def test_keywords_of_read_are_refused_with_a_file_object() -> None:
             take(file, strict=False)
         with pytest.raises(TypeError, match=r"unknown keyword strickt; did you mean 'strict'\?"):
             take(mlp(), strickt=True)  # type: ignore[call-arg]
+    with pytest.raises(
+        TypeError, match=r"algorithm, which is one of TrainingModel\.step and TrainingModel\.train_step$"
+    ):
+        onnx2jax.TrainingModel(onnx2jax.demo_training_model(), algorithm="adam")  # type: ignore[call-arg]
 
 
 def test_read_refuses_files_that_are_not_models() -> None:
