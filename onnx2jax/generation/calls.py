@@ -29,7 +29,7 @@ from .prompts import (
     stop_sequences,
     whole_number,
 )
-from .results import Generation, Source
+from .results import CacheSource, Generation
 from .sampling import NO_CHOICE, NO_LOGITS, Choice
 from .text import Reader, Tokenizer, conversations, split_stop
 from .verified import VerifiedSteps, lost
@@ -96,7 +96,7 @@ class Calls(VerifiedSteps):
         super().__init__(model, first, embed)
         self._origin = model.origin  # of the whole file; that of a branch would be None
         self._is_merged = first is None and self.first is not self.model
-        self._source = Source.of([m.graph for m in (model, first) if m is not None], self.pairs)
+        self._source = CacheSource.of([m.graph for m in (model, first) if m is not None], self.pairs)
         limits = [n for n in (context, _rotary_table_length(model.graph)) if n is not None]
         self.context: int | None = min(whole_number("context", n) for n in limits) if limits else None
         self.stop: tuple[tuple[int, ...], ...] = tuple(map(tuple, stop))

@@ -18,7 +18,7 @@ SHOWN = 6
 
 
 @dataclass(frozen=True)
-class Source:
+class CacheSource:
     """What a KV cache was computed by, whatever the values of its weights.
 
     Attributes:
@@ -37,7 +37,7 @@ class Source:
         caches = tuple((n, str(b.dtype), tuple(b.dims)) for n, b in buffers.items())
         return cls(graphs[0].name, caches, tuple(fingerprint(g, _every_initializer(g)) for g in graphs))
 
-    def difference(self, other: Source) -> str:
+    def difference(self, other: CacheSource) -> str:
         """How another decoder differs from this one, as the end of a sentence; empty if its caches serve this one."""
         if self.name != other.name:
             return f"its graph is {other.name!r}, and this one is {self.name!r}"
@@ -82,7 +82,7 @@ class Generation:
     rounds: int | None = None
     logprobs: np.ndarray | None = None
     prompts: Sequence[np.ndarray] = ()
-    source: Source | None = None
+    source: CacheSource | None = None
 
     def texts(self) -> list[list[int]]:
         """The tokens of each text, as lists without padding."""
