@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import cached_property
+from inspect import signature
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final
@@ -75,6 +76,10 @@ class Tokenizer:
             ) from None
 
     @cached_property
+    def _decoding(self) -> dict[str, bool]:
+        return _accepted(self.library.decode, skip_special_tokens=True)
+
+    @cached_property
     def _settings(self) -> dict[str, Any]:
         return {} if self.folder is None else read_json(self.folder / "tokenizer_config.json")
 
@@ -112,11 +117,12 @@ class Tokenizer:
         Raises:
             ModelError: one is broken.
         """
-        _ = self._settings
+        _, template = self._settings, self.template
         with suppress(ImportError):
             _ = self.library
-        with suppress(ImportError):
-            _ = None if self.template is None else self._compiled(self.template)
+        if template is not None:
+            with suppress(ImportError):
+                self._compiled(template)
 
     def __str__(self) -> str:
         source = type(self._given).__name__ if self._file is None else self._file.name
@@ -141,12 +147,12 @@ class Tokenizer:
             _check_messages(prompt)
         special = isinstance(prompt, str) and not continues
         text = prompt if isinstance(prompt, str) else self._rendered(prompt)
-        found = self.library.encode(text, add_special_tokens=special)
+        found = self.library.encode(text, **_accepted(self.library.encode, add_special_tokens=special))
         return [int(t) for t in getattr(found, "ids", found)]
 
     def decode(self, tokens: Iterable[int]) -> str:
         """The text of tokens, without special ones."""
-        return self.library.decode([int(t) for t in tokens], skip_special_tokens=True)
+        return str(self.library.decode([int(t) for t in tokens], **self._decoding))
 
     def _rendered(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The text of a conversation, which ends where the model answers."""
@@ -308,6 +314,16 @@ def read_text(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as e:
         raise ModelError(f"{file} is not a text in UTF-8: {e}") from None
+
+
+def _accepted(function: Callable[..., Any], **options: bool) -> dict[str, bool]:
+    """Those of the options that a function of a tokenizer takes."""
+    try:
+        parameters = signature(function).parameters
+    except ValueError:  # a built-in function without a signature
+        return options
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return {n: v for n, v in options.items() if takes_any or n in parameters}
 
 
 def _is_conversation(prompt: Any) -> bool:

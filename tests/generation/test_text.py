@@ -111,6 +111,18 @@ def test_broken_files_of_a_tokenizer_are_named_when_loading(tmp_path: Path, file
     assert onnx2jax.decoder(tmp_path / "broken", tokenizer=False).tokenizer is None
 
 
+def test_any_object_with_encode_and_decode_is_a_tokenizer() -> None:
+    class Bytes:
+        def encode(self, text: str) -> list[int]:
+            return list(text.encode())
+
+        def decode(self, tokens: list[int]) -> str:
+            return bytes(tokens).decode()
+
+    own = Ours(Bytes())
+    assert own.decode(own.encode("two")) == "two"
+
+
 def test_a_tokenizer_that_is_no_file_is_named_when_loading(tmp_path: Path) -> None:
     model = onnx2jax.convert(onnx2jax.demo_decoder())
     for name in ("gpt2", "a/b"):
