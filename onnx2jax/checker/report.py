@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Final, Literal
 
 from ..errors import ModelError, OnnxError
+from ..printed import Printed
 
 Severity = Literal["error", "warning"]
 LIMIT = 1000
@@ -32,8 +33,8 @@ class Finding:
         return f"{self.severity} {self.rule} {self.path}: {self.message}{end} {self.fix}"
 
 
-@dataclass(frozen=True)
-class Report:
+@dataclass(frozen=True, repr=False)
+class Report(Printed):
     """The findings of ``check``."""
 
     findings: tuple[Finding, ...]

@@ -28,7 +28,7 @@ LAYERS: Final = (
     ("ir", ("ir",)),
     ("ops", ("ops",)),
     ("proto", ("proto",)),
-    ("ground", ("errors", "compat", "debug", "lazy", "limits", "progress")),
+    ("ground", ("errors", "compat", "debug", "lazy", "limits", "printed", "progress")),
 )
 """Layers, top down. A module imports from its own package and from layers below (tests/test_architecture.py)."""
 MOST_LINES_PER_OPERATOR: Final = 20.4

@@ -28,6 +28,7 @@ from ...errors import (
     names_list,
 )
 from ...eval.values import to_host
+from ...printed import Printed
 from ...proto.mapped import owned
 from ...proto.paths import path_of
 from ...proto.types import TensorType, ValueInfo
@@ -37,7 +38,7 @@ from .constraints import check_extents
 from .export import ABOUT, BYTECODE, PROGRAM, WEIGHTS, digest, files_of
 
 
-class ExportedModel:
+class ExportedModel(Printed):
     """A program that ``Model.export`` wrote, called like the model; created by ``load_exported``.
 
     A pytree of its weights by name, as a Model is; all else is static.

@@ -15,6 +15,7 @@ import jax
 
 from ... import compat
 from ...errors import UnsupportedError
+from ...printed import Printed
 from ...proto.xspace import Trace, read_trace
 from ..changes.parts import with_graph
 from .summary import MARK, mark, node_of, unmarked
@@ -47,8 +48,8 @@ class NodeTime:
     host: bool = False
 
 
-@dataclass(frozen=True)
-class Profile:
+@dataclass(frozen=True, repr=False)
+class Profile(Printed):
     """The result of ``Model.profile``; printed as a table, shown by notebooks as a chart.
 
     Attributes:

@@ -19,6 +19,7 @@ from ...errors import KnownValueError, OnnxError, OperatorError
 from ...ir import analysis
 from ...ir.graph import Graph, Node
 from ...jaxpr.program import Equation, Program
+from ...printed import Printed
 from ...proto.dtypes import HOST_ONLY
 from ...proto.types import TensorType, ValueInfo
 from ...runtime.specialise import is_small
@@ -66,8 +67,8 @@ class NodeSummary:
     bytes: int
 
 
-@dataclass(frozen=True)
-class Summary:
+@dataclass(frozen=True, repr=False)
+class Summary(Printed):
     """The result of ``Model.summary``; printed as a table.
 
     Attributes:

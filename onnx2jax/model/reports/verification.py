@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from ...printed import Printed
 from ...proto import atomic
 from ...proto.paths import path_of
 from .comparison import Comparison
@@ -49,8 +50,8 @@ class Difference:
         return path
 
 
-@dataclass(frozen=True)
-class Verification:
+@dataclass(frozen=True, repr=False)
+class Verification(Printed):
     """The result of ``Model.verify``; true if nothing differs.
 
     Attributes:

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -125,13 +126,28 @@ def states(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             f"try {{{SCRIPT}}} catch (e) {{ states.errors.push(e.stack) }}{RESULT}</script>\n</body>",
         )
     )
-    command = [CHROMIUM, *FLAGS, f"--user-data-dir={folder / 'profile'}", "--dump-dom", page.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    found = re.search('<pre id="result">(.*?)</pre>', done.stdout, re.DOTALL)
-    assert found, done.stderr[-2000:]
+    dom = opened(page)
+    found = re.search('<pre id="result">(.*?)</pre>', dom, re.DOTALL)
+    assert found, dom
     facts: dict[str, Any] = json.loads(html.unescape(found[1]))
     assert facts["errors"] == []
     return facts
+
+
+def opened(page: Path) -> str:
+    """The DOM of a page in a browser."""
+    command = [str(CHROMIUM), *FLAGS, f"--user-data-dir={page.parent / 'profile'}", "--dump-dom", page.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    return done.stdout or done.stderr[-2000:]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH")
+def test_a_notebook_unpacks_the_page(tmp_path: Path) -> None:
+    card = onnx2jax.convert(onnx2jax.demo_model())._repr_html_()
+    (frame,) = re.findall("srcdoc='(.*?)'", card)
+    (tmp_path / "frame.html").write_text(html.unescape(frame))
+    dom = opened(tmp_path / "frame.html")
+    assert 'class="block' in dom and "needs a browser" not in dom
 
 
 def test_layers_alike_are_drawn_once(states: dict[str, Any]) -> None:

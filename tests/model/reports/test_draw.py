@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import html
 import re
 import webbrowser
+import zlib
 from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
@@ -16,6 +19,8 @@ from onnx import helper
 import onnx2jax
 from onnx2jax import cli
 from onnx2jax.model.reports.drawing import layered
+from onnx2jax.model.reports.facts import PageFacts
+from onnx2jax.model.reports.page import page
 from tests.support.models import cut_in_the_middle, mlp, model, text_model, value
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -178,9 +183,23 @@ def test_a_notebook_shows_a_card_and_the_page() -> None:
     text = m._repr_html_()
     for part in ("x", "float32[batch, 4]", "ai.onnx 21", "Gemm", "4 parameters, 232 bytes", "w1", "float32[4, 8]"):
         assert part in text
-    assert "<iframe srcdoc='&lt;!DOCTYPE html&gt;" in text
+    (packed,) = re.findall(r"<iframe srcdoc='(.*?)' sandbox='allow-scripts'", text)
+    (data,) = re.findall(r'atob\("(.*?)"\)', html.unescape(packed))
+    unpacked = zlib.decompress(base64.b64decode(data)).decode()
+    assert unpacked == page(m, PageFacts()) and len(text) < len(unpacked) / 2
     assert "stages" not in text
     cut = onnx2jax.convert(cut_in_the_middle())
     cut(np.ones((2, 4), np.float32))
     assert "stages" in cut._repr_html_()
     assert "needs the value" in cut._repr_html_() or "NonZero" in cut._repr_html_()
+
+
+def test_results_show_their_text_at_a_prompt_and_in_a_notebook(tmp_path: Path) -> None:
+    """The last value of a cell, and of a line at a prompt, is the table and no constructor of it."""
+    m, x = onnx2jax.convert(mlp()), np.ones((2, 4), np.float32)
+    path = m.export(tmp_path / "exported", dims={"batch": 2}, platforms=["cpu"])
+    onnx2jax.save(m, tmp_path / "m.onnx")
+    results = m.summary(x), m.verify(x), onnx2jax.check(tmp_path / "m.onnx"), onnx2jax.load_exported(path)
+    for result, says in zip(results, ("FLOPs", "compared with", "no findings", "ExportedModel:"), strict=True):
+        assert says in repr(result) == str(result)
+        assert result._repr_html_() == f"<pre style='white-space:pre;overflow-x:auto'>{html.escape(str(result))}</pre>"
