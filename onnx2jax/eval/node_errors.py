@@ -63,7 +63,8 @@ def node_error(e: Exception, node: Node, values: Sequence[Any], on_host: bool) -
         # The body looked at a traced value: conversion to int, bool or NumPy.
         return _needs_jax(node, theirs) if theirs else needs_known(node, "an operand", node.inputs)
     if isinstance(e, NotImplementedError):
-        return UnsupportedError(f"{node}: {e}\n{operands(node, values)}")
+        cure = f"\n{THEIRS.format(theirs)}" if theirs and _raised_by_a_library(e) else ""
+        return UnsupportedError(f"{node}: {e}\n{operands(node, values)}{cure}")
     wrong = "" if theirs else _misfit(node, values, e)
     cure = wrong or ((THEIRS.format(theirs) if theirs else CURE) if _raised_by_a_library(e) else "")
     if wrong or isinstance(e, ON_PURPOSE) or (isinstance(e, FOREIGN) and cure):
