@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ..errors import did_you_mean
-from ..ir import analysis
+from ..ir import analysis, binding
 from ..ir.graph import Function, Imported
 from ..model.convert import open_model
 from ..model.model import Model
@@ -65,6 +65,7 @@ def describe(imported: Imported) -> dict[str, Any]:
             for name, array in analysis.parameters(imported.graph).items()
         ],
         "operators": operators(imported),
+        "missing": [binding.missing_text(*entry) for entry in binding.missing_extras(imported.graph).items()],
     }
 
 
@@ -121,6 +122,8 @@ def _print_facts(facts: dict[str, Any], everything: bool) -> None:
             for o in sorted(facts["operators"], key=lambda o: (o["supported"], -o["count"]))
         ],
     )
+    for text in facts["missing"]:
+        print(text)
 
 
 def remark(operator: dict[str, Any]) -> str:
