@@ -113,13 +113,13 @@ def _output_shapes(graph: Graph, values: Mapping[str, Any], sizes: Mapping[str, 
     """The shapes of outputs as far as they are known, for the call's inputs with other sizes of some variables."""
     from ...eval.abstract import Extents, abstract_values
 
-    extents = Extents(0)
-    inputs = []
+    extents, inputs = Extents(0), []
     for v in graph.inputs:
-        own = np.shape(values[v.name]) if v.name in values else v.shape or ()
-        shape = [sizes.get(str(d), n) for d, n in zip(v.shape or own, own, strict=True)]
-        extents.update({d: n for d, n in zip(v.shape or (), shape, strict=True) if isinstance(d, str)})
-        inputs.append(v.reshaped(shape))
+        if v.shape is not None and v.name in values:
+            pairs = [(d, sizes.get(str(d), n)) for d, n in zip(v.shape, np.shape(values[v.name]), strict=True)]
+            extents.update({d: n for d, n in pairs if isinstance(d, str)})
+            v = v.reshaped([n for _, n in pairs])
+        inputs.append(v)
     found = abstract_values(replace(graph, inputs=tuple(inputs)), extents)
     return {v.name: found[v.name].shape for v in graph.outputs if v.name in found}
 

@@ -197,7 +197,7 @@ def _with_multiples(
             steps = {n: 2 * multiples.get(n, 1) for n in named}
             if not steps or max(steps.values()) > STEPS:
                 raise first from first.__cause__
-            multiples |= steps
+            multiples, found = multiples | steps, []  # bounds are of symbols, which count other steps now
             _LOGGER.info("another attempt, with %s", _steps(steps))
 
 
