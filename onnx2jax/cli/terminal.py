@@ -96,7 +96,9 @@ def as_path(text: str) -> Path:
 def as_npz(text: str) -> Path:
     """Parse the path of an .npz file to be written, for argparse."""
     if Path(text).suffix not in ("", ".npz"):
-        raise argparse.ArgumentTypeError(f"{text!r} is written as an .npz file: name it {Path(text).stem}.npz")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is written as an .npz file: name it {Path(text).with_suffix('.npz')}"
+        )
     return as_path(text)
 
 
