@@ -60,6 +60,9 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format", choices=["jax", "stablehlo"], default="jax", help="stablehlo: for other compilers, such as IREE"
     )
+    parser.add_argument(
+        "--vjp-order", type=int, default=0, metavar="N", help="how many times the program can be differentiated (0)"
+    )
     add_rebatch(parser)
     add_computing(parser)
     parser.add_argument("--weights", choices=["beside", "inside"], default="beside", help="(default: %(default)s)")
@@ -80,6 +83,7 @@ def _export(arguments: argparse.Namespace) -> int:
             weights=arguments.weights,
             text=arguments.text,
             format=arguments.format,
+            vjp_order=arguments.vjp_order,
         )
     files = {str(f): f.stat().st_size for f in sorted(folder.iterdir())}
     listed = [f"  {file}  {size:,} bytes" for file, size in files.items()]
@@ -88,7 +92,7 @@ def _export(arguments: argparse.Namespace) -> int:
         facts = {**{key: about[key] for key in ("arguments", "results", "platform")}, "files": files}
         return print_result(arguments, facts, "\n".join([_stablehlo(about), *listed]))
     program = load_exported(folder)
-    if found := [c for c in about["constraints"] if c not in arguments.constraint]:
+    if found := about["constraints"][len(arguments.constraint) :]:
         note(f"the model requires {', '.join(found)}")
     for name, k in about.get("multiples", {}).items():
         note(f"{name} must be a multiple of {k}, which the model requires; fix it: --dim {name}={8 * k}")

@@ -79,9 +79,10 @@ def _generate(arguments: argparse.Namespace) -> int:
     return print_result(arguments, {"text": reader.texts[0], "tokens": found}, rest)
 
 
-def _decoder(arguments: argparse.Namespace) -> Decoder:
+def _decoder(arguments: argparse.Namespace, **options: Any) -> Decoder:
+    options |= {**reading(arguments), **computing(arguments), "cache_dir": arguments.cache_dir}
     with loading(arguments.model):
-        return decoder(arguments.model, **reading(arguments), cache_dir=arguments.cache_dir, **computing(arguments))
+        return decoder(arguments.model, **options)
 
 
 def _print_ids(arguments: argparse.Namespace) -> int:
@@ -89,7 +90,7 @@ def _print_ids(arguments: argparse.Namespace) -> int:
         stop = [_ids(s) for s in arguments.stop]
     except argparse.ArgumentTypeError as error:
         arguments.parser.error(f"argument --stop: {error}")
-    model = _decoder(arguments)
+    model = _decoder(arguments, tokenizer=False)
     tokens = _tokens(model, arguments, arguments.prompt_ids, stop)
     if arguments.json:
         print_json({"tokens": list(tokens)})

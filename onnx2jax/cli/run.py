@@ -158,7 +158,8 @@ def _save(outputs: dict[str, Any], folder: Path | None, file: Path | None) -> li
             written.append(folder / f"{quote(name, safe='')}.npy")
             np.save(written[-1], array)
     if file is not None:
-        atomic.write_npz(file, arrays)
+        with atomic.replacing(file) as opened:
+            atomic.write_npz(opened, arrays)
         written.append(file)
     left_out = [name for name in outputs if name not in arrays]
     if left_out and (folder or file):

@@ -245,6 +245,7 @@ _FLAGS: Final = {
     r"convert\(\.\.\., rebatch=\{'input name': axis\}\)": "--batch-axis NAME=AXIS",
     r"convert\(\.\.\., rebatch=\{'input': axis, ('.*?'): axis\}\)": r"--batch-axis INPUT=AXIS --batch-axis \1=AXIS",
     r"convert\(\.\.\., rebatch=\{('.*?'): axis, \.\.\.\}\)": r"--batch-axis \1=AXIS",
+    r"to_source\(folder, overwrite=True\)": "--overwrite",
     r"convert\(\.\.\., follow_links=True\)": "--follow-links",
     r"convert\(('.*?')\)": r"pass \1",
     r"onnx2jax\.decoder\(('.*?')\) to generate text": r"\1 to onnx2jax generate",

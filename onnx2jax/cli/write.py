@@ -126,6 +126,6 @@ def add_source(parser: argparse.ArgumentParser) -> None:
 def _source(arguments: argparse.Namespace) -> int:
     model = converted(arguments, dims=dims(arguments.dim))
     with stage(f"writing {arguments.folder}"):
-        path = model.to_source(arguments.folder)
+        path = model.to_source(arguments.folder, overwrite=arguments.overwrite)
     lines = len(path.read_text(encoding="utf-8").splitlines())
     return print_result(arguments, {"path": str(path), "lines": lines}, f"{path}  {lines:,} lines")
