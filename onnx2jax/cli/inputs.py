@@ -13,6 +13,7 @@ import numpy as np
 
 from ..errors import InputShapeError, InputTypeError, ModelError, OperatorError, did_you_mean
 from ..generation.files import tokenizer_beside
+from ..model.caches import step_extents
 from ..model.calls.arguments import named_dims, variables
 from ..model.reports.samples import data_sets, random_values, read_value, read_values
 from ..model.reports.summary import larger_sizes
@@ -101,7 +102,7 @@ def sized(model: Any, given: Mapping[str, Any]) -> Iterator[None]:
         if "bytes of memory" in str(e):  # larger extents need more
             raise
         with stage("trying larger extents"):
-            sizes = larger_sizes(model, given, {})
+            sizes = larger_sizes(model, given, {}, step_extents(model, {}))
         if sizes:
             e.add_note(f"extents of 1 may be too small: {' '.join(f'--dim {n}={size}' for n, size in sizes.items())}")
         raise

@@ -9,8 +9,9 @@ from pathlib import Path
 import onnx
 import pytest
 
-from onnx2jax import cli, demo_decoder
-from onnx2jax.errors import InputNameError
+from onnx2jax import cli, convert, demo_decoder
+from onnx2jax.cli.inputs import sized
+from onnx2jax.errors import InputNameError, OperatorError
 from onnx2jax.model.devices.cost import cost
 from tests.support.models import mlp
 
@@ -92,3 +93,8 @@ def test_extents_of_a_decoder_are_those_of_a_step(tmp_path: Path) -> None:
     found = cost(tmp_path / "m.onnx", {"model": 2}, "tensor", dims={"past_sequence_length": 7})
     lengths = {"sequence_length": 1, "total_sequence_length": 8, "past_sequence_length": 7}
     assert found.dims == {"batch_size": 1, **lengths, "size": 16} and found.flops
+    model = convert(tmp_path / "m.onnx")
+    with pytest.raises(OperatorError) as caught, sized(model, {}):
+        model.summary()
+    assert caught.value.__notes__[-1].endswith(": --dim size=16 --dim total_sequence_length=2")
+    assert model.summary(dims={"size": 16, "total_sequence_length": 2}).flops

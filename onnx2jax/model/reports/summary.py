@@ -183,11 +183,13 @@ def unmarked(graph: Graph) -> Iterator[None]:
         raise
 
 
-def larger_sizes(model: Any, inputs: Mapping[str, Any], dims: Mapping[str, int]) -> dict[str, int] | None:
-    """Extents for free dimensions with which the model can be evaluated; {} if none of SIZES is such an extent.
+def larger_sizes(
+    model: Any, inputs: Mapping[str, Any], dims: Mapping[str, int], likely: Mapping[str, int] | None = None
+) -> dict[str, int] | None:
+    """Extents for free dimensions with which the model can be evaluated; {} if none are found.
 
-    Inner dimensions come first, all of them and then one alone, and the batch, which is rarely too small, last. None if
-    the inputs leave no dimension free, or the model can be evaluated with extents of 1: they are not the problem.
+    Those that are ``likely`` come first, then SIZES: for all inner dimensions, for one, and for the batch, which is
+    rarely too small. None if the inputs leave no dimension free, or 1 is not the problem.
     """
     named = named_dims(model.inputs)
     names = [d for d in variables(v for v in named if v.name not in inputs) if d not in dims]
@@ -196,7 +198,8 @@ def larger_sizes(model: Any, inputs: Mapping[str, Any], dims: Mapping[str, int])
     firsts = {v.shape[0] for v in named if v.shape}
     inner = tuple(n for n in names if n not in firsts)
     groups = dict.fromkeys([inner, *((n,) for n in inner), tuple(names), *((n,) for n in names)])
-    tries = [dict.fromkeys(group, size) for group in groups if group for size in SIZES]
+    tries = [{n: size for n, size in likely.items() if n in names}] if likely else []
+    tries += [dict.fromkeys(group, size) for group in groups if group for size in SIZES]
     most = max(MOST_TRACED // sum(len(g.nodes) for g in model.graph.walk()), 1)
     return next((sizes for sizes in tries[:most] if _fits(model, inputs, {**dims, **sizes})), {})
 
