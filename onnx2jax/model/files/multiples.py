@@ -20,7 +20,9 @@ from .extents import evaluated, images, symbolic
 STEPS: Final = 64
 """The largest number that export tries of which an extent be a multiple."""
 EXTENT: Final = 512
-"""Of free dimensions in an evaluation; one that is to be a multiple of 8, and of no larger power of two, has 8 more."""
+"""Of free dimensions in an evaluation, a multiple of ``STEPS``; of an image's sizes it is the least that is tried."""
+BITS: Final = (1, 63, 21, 43)
+"""Odd numbers whose halves, rounded down or up, are odd and even in turn: strided layers round either way."""
 
 
 def needed_multiples(
@@ -39,7 +41,11 @@ def needed_multiples(
 
     def accepts(steps: Mapping[str, int]) -> bool:
         """Whether every node takes extents that are multiples of these powers of two, and of no larger ones."""
-        own = {sizes[n]: EXTENT + k for n, k in steps.items()}
+        tried = dict.fromkeys(tuple((k * odd) % STEPS for k in steps.values()) for odd in BITS)
+        return all(fits({sizes[n]: EXTENT + more for n, more in zip(steps, one, strict=True)}) for one in tried)
+
+    def fits(own: Mapping[str, int]) -> bool:
+        """Whether every node takes these extents of symbols."""
         numbers = {
             n: [d if isinstance(d, int) else evaluated(str(d), lambda s: own.get(s, EXTENT)) for d in shape]
             for n, shape in shapes.items()

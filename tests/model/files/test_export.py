@@ -883,6 +883,16 @@ def test_multiples_are_found_without_symbolic_extents(monkeypatch: pytest.Monkey
     assert attempts == [{"h": 4, "w": 4}]
 
 
+def test_layers_that_round_up_and_down_need_multiples_too() -> None:
+    """They take 511 to 514, but neither 516 nor 533."""
+    halve = "MaxPool<strides = [2, 2], kernel_shape = [2, 2]>"
+    text = f"""g (float[n, 1, h, w] x) => (float[n, 1, a, b] y) <float[4] s = {{1, 1, 2, 2}}>
+    {{ c = MaxPool<strides = [2, 2], pads = [1, 1, 1, 1], kernel_shape = [3, 3]>(x)
+       p = {halve}(c)  q = {halve}(p)  u = Resize<mode = "nearest">(q, , s)  y = Add(u, p) }}"""
+    m = onnx2jax.convert(text_model(text))
+    assert needed_multiples(m.graph, m.inputs, {}, ()) == {"h": 8, "w": 8}
+
+
 @pytest.mark.parametrize(
     "body",
     [
