@@ -180,10 +180,10 @@ def _with_multiples(
                 raise
             deadline = deadline or time.monotonic() + SEARCH_SECONDS
             if time.monotonic() > deadline:
-                name = min(free.values(), default="height")
+                names = [*candidates] or [*free.values()]
                 first.add_note(
-                    f"export looked {SEARCH_SECONDS:.0f} s for constraints, and found {bounds}: fix a dimension, as in "
-                    f"dims={{{name!r}: 64}} or --dim {name}=64"
+                    f"export looked {SEARCH_SECONDS:.0f} s for constraints, and found {bounds}: fix these dimensions: "
+                    f"dims={dict.fromkeys(names, 64)} or {' '.join(f'--dim {n}=64' for n in names)}"
                 )
                 raise first from first.__cause__
             new = requirements(str(e), free, bounds)

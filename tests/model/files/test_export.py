@@ -1031,9 +1031,11 @@ def test_constraints_are_sought_for_a_limited_time(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("onnx2jax.model.files.export.SEARCH_SECONDS", -1.0)
     text = """<ir_version: 10, opset_import: ["": 21]>
     g (float[1, 1, w] x) => (float[1, 1, u] y) <float[1, 1, 3] k = {1, 2, 3}> { y = Conv(x, k) }"""
+    m = onnx2jax.convert(onnx.parser.parse_model(text))
     with pytest.raises(UnsupportedError) as e:
-        onnx2jax.convert(onnx.parser.parse_model(text)).export(tmp_path, platforms=["cpu"])
-    assert "--dim w=64" in e.value.__notes__[-1]
+        m.export(tmp_path, platforms=["cpu"])
+    assert "dims={'w': 64} or --dim w=64" in e.value.__notes__[-1]
+    assert onnx2jax.load_exported(m.export(tmp_path, platforms=["cpu"], dims={"w": 64})).inputs[0].shape == (1, 1, 64)
 
 
 def test_vectors_joined_along_their_axis_have_no_requirement() -> None:
