@@ -34,4 +34,4 @@ def exports(
         where = f"; a {holder} has it: {holder.lower()}.{name}" if holder else where
         raise AttributeError(f"module {package!r} has no attribute {name!r}{where}")
 
-    return find, lambda: sorted({*namespace, *modules})
+    return find, lambda: sorted({*namespace, *namespace["__all__"]})

@@ -251,8 +251,7 @@ _FLAGS: Final = {
     r"onnx2jax\.decoder\(('.*?')\) to generate text": r"\1 to onnx2jax generate",
     r"read it first: open\(('.*?'), 'rb'\)\.read\(\)": r"copy it first: cat \1 > model.onnx",
     r", or pass (gzip|bz2|lzma|zipfile)\..*": "",
-    r"pass os\.path\.expanduser\('.*?'\)": "pass it without quotes",
-    r"use sampling='greedy'": "pass --temperature 0 instead",
+    r"temperature 0 takes": "--temperature 0 takes",
 }
 """Advice in Python, as a pattern -> the same as flags."""
 

@@ -120,6 +120,7 @@ def add_source(parser: argparse.ArgumentParser) -> None:
         json="print the module's path and number of lines as JSON",
     )
     parser.add_argument("folder", type=as_path, help="the folder of model.py and params.safetensors")
+    parser.add_argument("--overwrite", action="store_true", help="replace files of the folder that were edited")
     add_dims(parser, "fix the extent of a dimension variable (default: it stays a name)")
 
 

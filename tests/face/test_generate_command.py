@@ -105,7 +105,7 @@ def test_stop_tokens_of_the_file_end_the_text(
         (["--prompt-ids", "1,b"], 2, "'1,b' is not a list of tokens such as 1,2,3"),
         (["--prompt-ids", "1", "--stop", "end"], 2, "argument --stop: 'end' is not a list of tokens"),
         (["--prompt-ids", "128"], 1, "tokens are 0 to 127"),
-        (["--prompt-ids", "1", "--top-p", "0"], 1, "for the likeliest token pass --temperature 0 instead\n"),
+        (["--prompt-ids", "1", "--top-p", "0"], 1, "at most 1; --temperature 0 takes the likeliest token\n"),
         (["--prompt-ids", "1", "--temperature", "-1"], 1, "temperature is -1"),
         (["--prompt-ids", "1", "--max-new-tokens", "256"], 1, "257 tokens, and the model supports 256"),
         (["--prompt", ""], 1, "prompt 0 is"),
