@@ -152,8 +152,7 @@ class Model(Views, Exports):
             runtime.note("run", "full")
             x32 = compat.in_32_bits()
             # Values that are at hand inside of a caller's jit are computed there as outside: the results are NumPy's.
-            foreign = self.settings.is_traced or is_traced(feeds, runtime.unchecked)
-            is_known = compat.in_a_program() and not foreign
+            is_known = compat.in_a_program() and not (self.settings.is_traced or is_traced(feeds, runtime.unchecked))
             with compat.enable_x64(), compat.outside() if is_known else nullcontext():
 
                 def bind() -> tuple[dict[str, Any], Any]:

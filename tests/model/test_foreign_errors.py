@@ -170,7 +170,7 @@ def test_models_without_inputs_or_outputs_under_transformations() -> None:
         assert call(ZEROS) == ()
     assert jax.vmap(nothing)(ZEROS[None]) == ()
     with pytest.raises(RebatchError, match="no input has an axis, and so none has a batch: no inputs"):
-        onnx2jax.convert(text_model("g () => (float[2] y) { y = Add(w, w) }", w=F([1, 2])), rebatch=2)
+        onnx2jax.convert(text_model("g () => (float[2] y) { y = Add(w, w) }", w=F([1, 2])), rebatch=True)
 
 
 def test_strings_in_a_batch_are_refused_with_the_fix() -> None:

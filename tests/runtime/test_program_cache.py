@@ -304,7 +304,7 @@ def test_every_semantic_setting_is_part_of_the_key() -> None:
     keys = {name: fingerprint(graph, (), Settings(**{name: value})) for name, value in changed.items()}
     plain = fingerprint(graph, (), Settings())
     assert {name for name, key in keys.items() if key != plain} == decides.keys()
-    assert changed.keys() == {f.name for f in dataclasses.fields(Settings)} - {"place", "warned"}
+    assert changed.keys() == {f.name for f in dataclasses.fields(Settings)} - {"place", "warned", "is_traced"}
     assert fingerprint(graph, (), Settings(place=object())) is None  # type: ignore[arg-type]
 
 

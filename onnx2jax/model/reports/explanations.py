@@ -14,10 +14,11 @@ import jax
 import numpy as np
 
 from ... import compat
-from ...errors import UnsupportedError
+from ...errors import OnnxError, UnsupportedError
 from ...eval.interpreter import Context, run_node
 from ...eval.values import to_host
 from ...ir.graph import Node
+from ...proto.types import TensorType
 from .comparison import compared
 from .peers import InnerGraph, Peer
 
@@ -29,6 +30,27 @@ CHANGE: Final = 1e-6
 """The largest relative change of a scale: the differences of sums in another order, and of other sigmoids."""
 FLIPS: Final = 2
 """The other implementation may differ by so many times the largest change."""
+
+
+def in_double(model: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
+    """The outputs of a model computed in float64, by name; empty where it cannot be."""
+    if model.settings.dtype is not None:
+        return {}
+    try:
+        double = model.with_options(dtype="float64")
+        types = {v.name: v.type.dtype for v in double.inputs if isinstance(v.type, TensorType)}
+        wide = {n: np.asarray(v, types[n]) if n in types else v for n, v in feeds.items() if n not in model.static}
+        return dict(zip((v.name for v in double.outputs), double.run(None, wide), strict=True))
+    except OnnxError:
+        return {}
+
+
+def distances(exact: Any, ours: Any, theirs: Any) -> str:
+    """How far two results are from that in float64; empty where they are no floats."""
+    if not all(isinstance(v, np.ndarray) and v.dtype.kind == "f" for v in (exact, ours, theirs)):
+        return ""
+    off, their = (np.abs(np.asarray(v, np.float64) - exact).max(initial=0) for v in (ours, theirs))
+    return f"computed in float64 here, our result is {off:.3g} off, and the other one {their:.3g}"
 
 
 def amplified(model: Any, node: Node, values: Mapping[str, Any], name: str, ours: Any, theirs: Any) -> np.ndarray:

@@ -31,7 +31,7 @@ from ...proto.types import TensorType, ValueInfo, to_value_info
 from ...runtime.specialise import is_small
 from ..changes.parts import node_outputs, with_graph
 from .comparison import Comparison, compared, described, magnitude
-from .explanations import CLASSIFIERS, SATURATES, SCALES, TIED, amplified, tied, unsaturated
+from .explanations import CLASSIFIERS, SATURATES, SCALES, TIED, amplified, distances, in_double, tied, unsaturated
 from .inner_calls import calls
 from .peers import NAMES, InnerGraph, Peer, checked, step_into
 from .samples import data_sets, random_values, read_values
@@ -171,7 +171,12 @@ class _Verifier:
         if first is not None or graph.differentiates or all(c.ok for c in outputs):
             return found, first, {}
         values = self.model.values(**{n: v for n, v in feeds.items() if n not in self.model.static})
-        reasons = self._reasons({n: to_host(v) for n, v in values.items()}, scope, outputs)
+        own = {n: to_host(v) for n, v in values.items()}
+        reasons = self._reasons(own, scope, outputs)
+        if left := [c for c in outputs if not (c.ok or c.value in reasons) and c.value in own and c.value in scope]:
+            exact = in_double(self.model, feeds)
+            told = [(c.value, distances(exact.get(c.value), own[c.value], scope[c.value])) for c in left]
+            self.notes.extend(f"{name!r}: {text}" for name, text in told if text)
         if all(c.ok or c.value in reasons for c in outputs):
             return found, None, reasons
         return found, self._accumulated(values, theirs, scope), reasons

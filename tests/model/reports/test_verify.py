@@ -19,6 +19,7 @@ from onnx import numpy_helper
 
 import onnx2jax
 from onnx2jax import Model, cli, errors
+from onnx2jax.model.reports import peers
 from onnx2jax.model.reports.comparison import compared
 from onnx2jax.ops import registry
 from tests.support.faults import faults, wrong_model
@@ -431,6 +432,22 @@ def scaled(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
         spoil(monkeypatch, "com.microsoft", "DynamicQuantizeLSTM", other)
 
     return scale
+
+
+def test_results_of_added_roundings_are_compared_with_those_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which tells whose roundings they are, and not that ours is right: it may be wrong in float64, too."""
+    model = onnx2jax.convert(proto("g (float[n] x) => (float[n] y) <float w = {2}> { h = Mul(x, w)\n y = Exp(h) }"))
+    right = peers.Peer.run
+
+    def run(self: Any, feeds: Any) -> dict[str, Any]:
+        h = feeds["x"] * F(2 * (1 + 5e-5))  # each node is within the tolerance
+        return {n: {"h": h, "y": np.exp(h)}.get(n, v) for n, v in right(self, feeds).items()}
+
+    monkeypatch.setattr(peers.Peer, "run", run)
+    found = model.verify(np.full(3, 5, F), against="onnxruntime")
+    assert not found and found.first is not None and found.first.accumulated
+    (note,) = found.notes
+    assert re.fullmatch("'y': computed in float64 here, our result is 0.00.* off, and the other one 11", note), note
 
 
 def test_roundings_inside_a_quantised_recurrence_are_no_difference(scaled: Any, tmp_path: Path) -> None:
