@@ -350,15 +350,16 @@ def as_param(name: str, value: Any, kind: TensorType) -> Any:
 
 def other_shape(name: str, given: Sequence[int], shape: Sequence[Any]) -> InputShapeError:
     """The error about a new value for a parameter that has another shape."""
-    wrong = f"params[{name!r}] must have shape {list(shape)}, not {list(given)}"
+    stacked = ""
     if stack_of(given, shape):
-        return InputShapeError(
-            f"{wrong}. Stacked values of several models are for jax.vmap: jax.vmap(lambda model: model(x))(model), or "
-            "of a dict jax.vmap(lambda params: model.apply(params, x))(params)"
+        stacked = (
+            "Stacked values of several models are for jax.vmap: jax.vmap(lambda model: model(x))(model), or of a dict "
+            "jax.vmap(lambda params: model.apply(params, x))(params). "
         )
     return InputShapeError(
-        f"{wrong}. To change shapes on purpose, as for "
-        f"another number of classes: model.with_params({{{name!r}: array, ...}}, new_shapes=True), which save writes"
+        f"params[{name!r}] must have shape {list(shape)}, not {list(given)}. {stacked}To change "
+        f"shapes on purpose, as for another number of classes: model.with_params({{{name!r}: array, ...}}, "
+        "new_shapes=True), which save writes"
     )
 
 
