@@ -40,7 +40,7 @@ def in_a_program() -> bool:
 
     The values at hand do not tell: a function without arguments has no tracers.
     """
-    return isinstance(jax.device_put(0), jax.core.Tracer)  # which outside compiles nothing
+    return is_transformed() and isinstance(jax.device_put(0), jax.core.Tracer)
 
 
 def is_transformed() -> bool:
@@ -51,7 +51,7 @@ def is_transformed() -> bool:
     try:
         from jax._src.core import trace_state_clean
     except ImportError:
-        return in_a_program()
+        return isinstance(jax.device_put(0), jax.core.Tracer)  # which outside compiles nothing
     return not trace_state_clean()
 
 

@@ -291,13 +291,14 @@ class Calls(VerifiedSteps):
             InputValueError: sampling chose one outside the vocabulary; or none, as processors leave none.
             CacheError: none could be chosen, as the model's logits are NaN.
         """
-        missing = own & (tokens <= NO_CHOICE)
-        chosen = tokens[own & ~missing]  # first: one outside the vocabulary may make the next logits NaN
-        if self.vocabulary is not None and chosen.size and not 0 <= chosen.min() <= chosen.max() < self.vocabulary:
+        chosen = tokens[own]
+        known = chosen[chosen > NO_CHOICE]  # first: one outside the vocabulary may make the next logits NaN
+        if self.vocabulary is not None and known.size and not 0 <= known.min() <= known.max() < self.vocabulary:
             raise InputValueError(
-                f"sampling returns {chosen.min()} to {chosen.max()}; tokens are 0 to {self.vocabulary - 1}"
+                f"sampling returns {known.min()} to {known.max()}; tokens are 0 to {self.vocabulary - 1}"
             )
-        for row, column in np.argwhere(missing)[:1].tolist():
+        if known.size < chosen.size:
+            row, column = np.argwhere(own & (tokens <= NO_CHOICE))[0].tolist()
             where = f"text {row}, token {before + column + 1}"
             if tokens[row, column] == NO_LOGITS:
                 raise CacheError(lost(where))

@@ -267,9 +267,8 @@ class Runtime:
         key = frozenset(extents), tuple(np.shape(v) for v in padded.values())
         outputs = self.structure.unpadded.get(key)
         if outputs is None:
-            graph = self.spec.called
-            fixed = replace(graph, initializers={**graph.initializers, **self.spec.static})
-            outputs = buckets.outputs_with_variables(fixed, self.spec.bucket, values, padded, extents)
+            graph = self.spec.with_static
+            outputs = buckets.outputs_with_variables(graph, self.spec.bucket, values, padded, extents)
             self.structure.unpadded[key] = outputs
         return buckets.unpad(outputs, results, extents)
 

@@ -195,6 +195,11 @@ class Spec:
         """What a call evaluates."""
         return self.over(self.graph)
 
+    @property
+    def with_static(self) -> Graph:
+        """What a call evaluates, with the fixed inputs as initializers, for abstract evaluation."""
+        return replace(self.called, initializers={**self.called.initializers, **self.static})
+
     def in_file_types(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Values of parameters by name, cast to the file's element types."""
         types = self.types  # without integer variables of a TrainingModel

@@ -9,7 +9,6 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -155,8 +154,7 @@ def _with_multiples(
     are read from messages (see requirements.py).
     """
     if model.spec.groups is None:
-        fixed = replace(model.graph, initializers={**model.graph.initializers, **model.static})
-        multiples = needed_multiples(fixed, model.inputs, dims, constraints)
+        multiples = needed_multiples(model.spec.with_static, model.inputs, dims, constraints)
     else:
         multiples = model.spec.groups.multiples(dims)
     if multiples:

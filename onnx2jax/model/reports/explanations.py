@@ -39,7 +39,7 @@ def in_double(model: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
     try:
         double = model.with_options(dtype="float64")
         types = {v.name: v.type.dtype for v in double.inputs if isinstance(v.type, TensorType)}
-        wide = {n: np.asarray(v, types[n]) if n in types else v for n, v in feeds.items() if n not in model.static}
+        wide = {n: np.asarray(v, types[n]) if n in types else v for n, v in feeds.items()}
         return dict(zip((v.name for v in double.outputs), double.run(None, wide), strict=True))
     except OnnxError:
         return {}

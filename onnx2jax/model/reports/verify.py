@@ -170,11 +170,12 @@ class _Verifier:
         found = [c if c.ok or c.value not in self.saturated else replace(c, ok=True, why=SATURATES) for c in found]
         if first is not None or graph.differentiates or all(c.ok for c in outputs):
             return found, first, {}
-        values = self.model.values(**{n: v for n, v in feeds.items() if n not in self.model.static})
+        given = {n: v for n, v in feeds.items() if n not in self.model.static}
+        values = self.model.values(**given)
         own = {n: to_host(v) for n, v in values.items()}
         reasons = self._reasons(own, scope, outputs)
         if left := [c for c in outputs if not (c.ok or c.value in reasons) and c.value in own and c.value in scope]:
-            exact = in_double(self.model, feeds)
+            exact = in_double(self.model, given)
             told = [(c.value, distances(exact.get(c.value), own[c.value], scope[c.value])) for c in left]
             self.notes.extend(f"{name!r}: {text}" for name, text in told if text)
         if all(c.ok or c.value in reasons for c in outputs):
