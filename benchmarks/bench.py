@@ -91,6 +91,8 @@ def described(row: dict[str, Any]) -> str:
         return "  ".join([*times, f"memory x {row['memory'][OURS] / needed:.1f}"])
     if "sizes" in row:
         return "  ".join(f"{n} {t['convert wall'] + t['call wall']:.2f} s" for n, t in row["sizes"].items())
+    if "processes" in row:
+        return "  ".join(f"{kind} {seconds:.2f} s" for kind, seconds in row["processes"].items())
     ours = row["seconds"][OURS]["median"]
     against = (f"{rival} {r['paired'][1]:.2f}" for rival, r in row["ratios"].items())
     return f"{ours * 1e3:10.3f} ms  " + "  ".join(against)

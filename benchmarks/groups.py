@@ -154,6 +154,43 @@ def _ready(settings: Settings, path: Path, feeds: Mapping[str, np.ndarray]) -> R
     }
 
 
+WHOLE: Final = ("bert", "resnet50", "gpt2_step")
+"""Networks whose whole processes are measured, in addition to these real models, where they are named."""
+WHOLE_MODELS: Final = ("yolox_nano", "minilm_ortfused", "xgb_digits")
+
+
+def processes(settings: Settings) -> Rows:
+    """Seconds of a process from the start of Python to the first result: the first one, and later ones."""
+    for name, path in models.found(settings.paths):
+        if name in WHOLE_MODELS:
+            yield name, partial(_process_of_model, settings, path)
+    for name in WHOLE:
+        yield f"{name}, batch 1", partial(_process_of_network, settings, networks.NETWORKS[name])
+
+
+def _process_of_model(settings: Settings, path: Path) -> Row:
+    return _process(settings, path, models.inputs(path, onnx2jax.convert(path)))
+
+
+def _process_of_network(settings: Settings, make: networks.Make) -> Row:
+    with TemporaryDirectory() as folder:
+        network = make(Path(folder), 1)
+        return _process(settings, network.path, network.feeds)
+
+
+def _process(settings: Settings, path: Path, feeds: Mapping[str, np.ndarray]) -> Row:
+    """Medians of ``repeats`` processes; between first ones the cache is emptied."""
+    seconds: dict[str, list[float]] = {"first": [], "later": [], ORT: []}
+    for _ in range(settings.repeats):
+        with TemporaryDirectory() as folder:
+            inputs, cache = Path(folder) / "inputs.npz", Path(folder) / "cache"
+            np.savez(inputs, allow_pickle=False, **feeds)
+            for kind in ("first", "later"):
+                seconds[kind].append(startup.whole("ours", path, inputs, cache))
+            seconds[ORT].append(startup.whole("onnxruntime", path, inputs, cache))
+    return {"processes": {kind: float(np.median(each)) for kind, each in seconds.items()}}
+
+
 def sized(settings: Settings) -> Rows:  # noqa: ARG001  (one process each: they take minutes)
     """Seconds and peak bytes of files of growing size, onnxruntime's beside ours."""
     for name, make in sizes.SIZES.items():
@@ -174,5 +211,6 @@ GROUPS: Final[dict[str, Callable[[Settings], Rows]]] = {
     "operators": single,
     "calls": called,
     "ready": ready,
+    "processes": processes,
     "sizes": sized,
 }

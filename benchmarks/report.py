@@ -23,6 +23,7 @@ TITLES: Final = {
     "operators": "Single operators",
     "calls": "Calls with almost nothing to compute",
     "ready": "Until a model is ready",
+    "processes": "Whole processes",
     "sizes": "Large files",
 }
 HEAD: Final = """# Performance
@@ -64,6 +65,8 @@ def page(figures: Mapping[str, Any], plot: str | None = None, newest: Mapping[st
     for group, rows in groups.items():
         if group == "sizes":
             parts += _sizes(rows)
+        elif group == "processes":
+            parts += _processes(rows)
         elif group != "ready":
             parts += [f"## {TITLES.get(group, group)}", _folded(f"{len(_timed(rows))} rows", _table(group, rows, used))]
             parts += _failed(rows)
@@ -220,6 +223,24 @@ def _sizes(rows: Rows) -> Iterator[str]:
             cells += [_until_ready(each), f"{(each['peak'] - each['before']) / 1e9:.2f}"]
         lines.append(cells)
     yield _lines(["", OURS, "GB", "onnxruntime", "GB"], lines)
+    yield from _failed(rows)
+
+
+def _processes(rows: Rows) -> Iterator[str]:
+    """Seconds of whole processes."""
+    yield f"## {TITLES['processes']}"
+    yield (
+        "Seconds from the start of Python to the first result, with imports and default settings: a process that finds "
+        "nothing in the cache of compiled programs, one after it, and onnxruntime's. In brackets onnxruntime's time "
+        "over ours."
+    )
+    lines = []
+    for name, row in rows.items():
+        if "processes" in row:
+            theirs = row["processes"][ORT]
+            ours = [f"{each:.2f} (**{theirs / each:.2f}**)" for each in (row["processes"][k] for k in ("first", "later"))]
+            lines.append([name, *ours, f"{theirs:.2f}"])
+    yield _lines(["", "onnx2jax, first process", "later processes", ORT], lines)
     yield from _failed(rows)
 
 

@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.startup ours|background|onnxruntime MODEL INPUTS.npz`` measures one and prints JSON;
 ``measured`` runs several and returns medians. Imports and a small program run before the clock starts, so only the
-time of the model itself is measured. The cache is ``convert``'s ``cache_dir`` if it has one, and JAX's own otherwise.
+time of the model itself is measured; ``whole`` measures a process with its imports. The cache is ``convert``'s ``cache_dir`` if it has one, and JAX's own otherwise.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -35,6 +35,28 @@ def measured(kind: str, model: Path, inputs: Path, repeats: int, cache: Path | N
             raise RuntimeError(f"{kind}: {(done.stderr.strip().splitlines() or ['no message'])[-1][:200]}")
         rows.append(json.loads(done.stdout.splitlines()[-1]))
     return {key: float(np.median([row[key] for row in rows])) for key in rows[0]}
+
+
+WHOLE: Final = {
+    "ours": "import sys, numpy, onnx2jax; onnx2jax.convert(sys.argv[1]).run(None, dict(numpy.load(sys.argv[2])))",
+    "onnxruntime": "import sys, numpy, onnxruntime as ort; ort.InferenceSession(sys.argv[1], "
+    "providers=['CPUExecutionProvider']).run(None, dict(numpy.load(sys.argv[2])))",
+}
+"""Programs from the start of Python to the first result."""
+
+
+def whole(kind: str, model: Path, inputs: Path, cache: Path) -> float:
+    """Wall seconds of a process from the start of Python to the first result, with imports.
+
+    Raises:
+        subprocess.CalledProcessError: the process failed.
+    """
+    command = [sys.executable, "-c", WHOLE[kind], str(model), str(inputs)]
+    environment = os.environ | {"ONNX2JAX_CACHE_DIR": str(cache)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # which would compile every module in every process
+    start = time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True, env=environment)
+    return time.perf_counter() - start
 
 
 def timed(call: Callable[[], Any]) -> tuple[dict[str, float], Any]:
