@@ -237,8 +237,8 @@ def _processes(rows: Rows) -> Iterator[str]:
     lines = []
     for name, row in rows.items():
         if "processes" in row:
-            theirs = row["processes"][ORT]
-            ours = [f"{each:.2f} (**{theirs / each:.2f}**)" for each in (row["processes"][k] for k in ("first", "later"))]
+            first, later, theirs = (row["processes"][kind] for kind in ("first", "later", ORT))
+            ours = [f"{each:.2f} (**{theirs / each:.2f}**)" for each in (first, later)]
             lines.append([name, *ours, f"{theirs:.2f}"])
     yield _lines(["", "onnx2jax, first process", "later processes", ORT], lines)
     yield from _failed(rows)

@@ -2,7 +2,8 @@
 
 ``python -m benchmarks.startup ours|background|onnxruntime MODEL INPUTS.npz`` measures one and prints JSON;
 ``measured`` runs several and returns medians. Imports and a small program run before the clock starts, so only the
-time of the model itself is measured; ``whole`` measures a process with its imports. The cache is ``convert``'s ``cache_dir`` if it has one, and JAX's own otherwise.
+time of the model itself is measured; ``whole`` measures a process with its imports. The cache is ``convert``'s
+``cache_dir`` if it has one, and JAX's own otherwise.
 """
 
 from __future__ import annotations

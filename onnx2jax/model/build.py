@@ -52,7 +52,7 @@ def built(
     return spec
 
 
-def with_options(spec: Spec, given: Mapping[str, Any], model_type: Any) -> Spec:
+def with_options(spec: Spec, keywords: Mapping[str, Any], model_type: Any) -> Spec:
     """The spec with other options, and the same parameter values.
 
     Raises:
@@ -61,18 +61,18 @@ def with_options(spec: Spec, given: Mapping[str, Any], model_type: Any) -> Spec:
             whose values have been changed.
     """
     names = [f.name for f in fields(Options)]
-    if unknown := sorted(given.keys() - {*names}):
+    if unknown := sorted(keywords.keys() - {*names}):
         raise TypeError(f"with_options: {unknown_keywords(unknown, names)}")
-    options = replace(spec.options, **given)
+    options = replace(spec.options, **keywords)
     with together(options.mesh, "with_options") as agreed:
         if spec.source is not None and spec.source.rewritten is spec.graph:
             new = built(spec.source.imported, options, model_type, spec.origin, agreed)
         else:
-            _check_late(spec, given)
-            late = {*given}.intersection((*REWRITING, "static", "bucket"))
+            _check_late(spec, keywords)
+            late = {*keywords}.intersection((*REWRITING, "static", "bucket"))
             imported, rewriting = spec.imported(spec.graph), options.only(late)
-            options = replace(options, dims=given.get("dims"), bucket=given.get("bucket"))
-            groups = None if given.keys() & {"rebatch", "static"} else spec.groups
+            options = replace(options, dims=keywords.get("dims"), bucket=keywords.get("bucket"))
+            groups = None if keywords.keys() & {"rebatch", "static"} else spec.groups
             new = built(imported, options, model_type, spec.origin, agreed, rewriting, groups)
     compare_processes(new)
     other = [n for n in spec.changes if n not in new.types or new.types[n] != spec.types.get(n)]
@@ -92,14 +92,14 @@ def _kept(spec: Spec, name: str, value: Any) -> Any:
     return value if known else immutable(load(value).astype(spec.types[name].dtype))
 
 
-def _check_late(spec: Spec, given: Mapping[str, Any]) -> None:
+def _check_late(spec: Spec, keywords: Mapping[str, Any]) -> None:
     """Raise UnsupportedError for options that cannot change once a graph is derived from a model's."""
-    if late := [n for n in given if n in (*REWRITING, *FILE) and getattr(spec.options, n) != getattr(Options, n)]:
+    if late := [n for n in keywords if n in (*REWRITING, *FILE) and getattr(spec.options, n) != getattr(Options, n)]:
         raise UnsupportedError(
             f"{late[0]}= has rewritten the graph that this model is derived from: change it before, "
             f"model.with_options({late[0]}=...), and cut or replace then"
         )
-    if late := [n for n in given if n in FILE and given[n] is not None]:
+    if late := [n for n in keywords if n in FILE and keywords[n] is not None]:
         raise UnsupportedError(f"{late[0]}= is about the graph of a file: pass it to convert, before the graph changes")
 
 

@@ -71,9 +71,9 @@ def caches(model: Model, *, sized: bool = True) -> Caches:
     """
     roles: dict[str, ValueInfo] = {}
     for role, pattern in ROLES.items():
-        found = [v for v in model.inputs if re.fullmatch(pattern, v.name)]
-        if found:
-            roles[role] = found[0]
+        matches = [v for v in model.inputs if re.fullmatch(pattern, v.name)]
+        if matches:
+            roles[role] = matches[0]
     taken = {v.name for v in roles.values()}
     pairs = tuple(pairs_of(model.graph, [v for v in model.inputs if v.name not in taken]))
     sizes: dict[str, int] = {}
@@ -85,8 +85,8 @@ def caches(model: Model, *, sized: bool = True) -> Caches:
 
 def extents(pair: Pair, batch: int, length: int) -> tuple[int, ...]:
     """The shape of a cache for ``batch`` sequences of ``length`` tokens, where the file leaves these extents free."""
-    given = {pair.axis: length, pair.batch: batch}
-    shape = [d if isinstance(d, int) else given.get(i, d) for i, d in enumerate(pair.dims)]
+    free = {pair.axis: length, pair.batch: batch}
+    shape = [d if isinstance(d, int) else free.get(i, d) for i, d in enumerate(pair.dims)]
     if unknown := [d for d in shape if not isinstance(d, int)]:
         raise UnsupportedError(
             f"the extents {unknown} of the cache {pair.past} cannot be inferred from the model: pass them, "
@@ -105,16 +105,16 @@ def step_extents(model: Model, dims: Mapping[str, int]) -> dict[str, int]:
     {'total_sequence_length': 8}
     """
     named = {v.name: v.shape or () for v in named_dims(model.inputs)}
-    found = caches(model)
+    declared = caches(model)
     sizes = {
         name: extent
-        for pair in found.pairs
+        for pair in declared.pairs
         for name, extent in zip(named[pair.past.name], pair.dims, strict=True)
         if isinstance(name, str) and isinstance(extent, int)
     }
-    pasts = {named[p.past.name][axis]: p.window for p in found.pairs if (axis := p.axis) is not None}
+    pasts = {named[p.past.name][axis]: p.window for p in declared.pairs if (axis := p.axis) is not None}
     sizes |= {d: window for d, window in pasts.items() if window and isinstance(d, str)}
-    mask, tokens = (named[found.roles[r].name] if r in found.roles else () for r in ("mask", "tokens"))
+    mask, tokens = (named[declared.roles[r].name] if r in declared.roles else () for r in ("mask", "tokens"))
     if pasts and len(tokens) > 1 and mask and isinstance(mask[-1], str) and mask[-1] != tokens[1]:
         past = next((d for d, window in pasts.items() if not window), 1)
         sizes[mask[-1]] = sum(d if isinstance(d, int) else dims.get(str(d), 1) for d in (past, tokens[1]))
@@ -159,7 +159,7 @@ def _update_shape(model: Model, pair: Pair) -> Sequence[int]:
 
 def _logits(graph: Graph, pairs: Sequence[Pair]) -> str | None:
     caches = {p.present for p in pairs}
-    found = [
+    floats = [
         v
         for v in graph.outputs
         if v.name not in caches
@@ -167,5 +167,5 @@ def _logits(graph: Graph, pairs: Sequence[Pair]) -> str | None:
         and jnp.issubdtype(v.type.dtype, np.floating)
         and len(v.shape or (0, 0, 0)) == 3
     ]
-    named = [v for v in found if "logits" in v.name]
-    return next((v.name for v in (*named, *found)), None)
+    named = [v for v in floats if "logits" in v.name]
+    return next((v.name for v in (*named, *floats)), None)

@@ -71,8 +71,8 @@ class Model(Views, Exports):
     placement: Placement | None
 
     def __init__(self, spec: Spec, runtime: Runtime | None = None) -> None:
-        own = {"spec": spec, **{n: getattr(spec, n) for n in Model.__annotations__}}
-        vars(self).update(own, types=spec.stored)
+        fields = {"spec": spec, **{n: getattr(spec, n) for n in Model.__annotations__}}
+        vars(self).update(fields, types=spec.stored)
         if runtime is not None:
             vars(self)["_runtime"] = runtime
         elif spec.placement is not None:
@@ -116,10 +116,10 @@ class Model(Views, Exports):
         (10,)
         """
         runtime = self._runtime
-        signature, given = runtime.signature(args, named, False)
+        signature, arrays = runtime.signature(args, named, False)
         if rng is None and (bound := runtime.params.bound.get(signature)) is not None:
             runtime.note("call", bound.path)
-            return bundled(runtime.fields, runtime.call(bound, signature, given))
+            return bundled(runtime.fields, runtime.call(bound, signature, arrays))
         if (feeds := arguments.as_feeds(self.inputs, args, named)) is not None:
             return self(**feeds) if rng is None else self(rng=rng, **feeds)
 
@@ -129,7 +129,7 @@ class Model(Views, Exports):
             bind = partial(self._bind, args, named, rng)
             is_local = self.placement is None
             values, key = bind() if is_local else equal_arguments(self._mesh, "a call of the model", bind)
-            return as_outputs(runtime.fields, self._call(values, key, x32, signature, given))
+            return as_outputs(runtime.fields, self._call(values, key, x32, signature, arrays))
 
     def run(self, output_names: str | Sequence[str] | None, feeds: Mapping[str, Any], *, rng: Any = None) -> list[Any]:
         """Run the model as onnxruntime's ``InferenceSession.run`` does: NumPy in, a list of NumPy out.
@@ -159,11 +159,11 @@ class Model(Views, Exports):
                     bound = arguments.bind(self.inputs, self.optional, (), feeds, self.settings.dtype)
                     return bound, None if rng is None else arguments.as_key(rng)
 
-                given, key = equal_arguments(self._mesh, "a run of the model", bind)
-                results = self._call(given, key, x32, signature, values, as_numpy=True)
-        found = [to_host(results[i]) for i in wanted]
+                inputs, key = equal_arguments(self._mesh, "a run of the model", bind)
+                results = self._call(inputs, key, x32, signature, values, as_numpy=True)
+        outputs = [to_host(results[i]) for i in wanted]
         owned = bound is not None and bound.path != "host"  # compiled programs return arrays that share no memory
-        return found if owned else unshared(found, feeds.values())
+        return outputs if owned else unshared(outputs, feeds.values())
 
     def compile(self, /, *args: Any, dims: Mapping[str, int] | None = None, **named: Any) -> Self:
         """Compile for input shapes, and hoist parameter-only subexpressions, ahead of the first call.
@@ -192,8 +192,8 @@ class Model(Views, Exports):
         """
         from .reports.summary import feeds_of
 
-        given = arguments.by_name(self.inputs, self.optional, args, named, ["dims"])
-        feeds = feeds_of(self, given, dims or {})
+        values = arguments.by_name(self.inputs, self.optional, args, named, ["dims"])
+        feeds = feeds_of(self, values, dims or {})
         self._runtime.wait(feeds)
         self.run(None, feeds)
         if shorter := buckets.shortened(self.inputs, feeds, self.spec.bucket):
@@ -238,13 +238,13 @@ class Model(Views, Exports):
         from .runtime import put
 
         checked = {n: snapshot(arguments.as_param(n, v, self._type_of(n, v))) for n, v in params.items()}
-        given = put(self.placement, checked)
-        own = self._runtime.arguments(n for n in self.types if n not in given)
+        passed = put(self.placement, checked)
+        others = self._runtime.arguments(n for n in self.types if n not in passed)
         feeds = values
         if self.placement is not None:
             feeds, rng = self.placement.put_inputs(values), self.placement.put_replicated(rng)
         program = self._runtime.program
-        results = program.outputs(feeds, CallContext(own | given, Constants({}, self.static), rng, given, x32))
+        results = program.outputs(feeds, CallContext(others | passed, Constants({}, self.static), rng, passed, x32))
         self._runtime.declared.compare(values | dict(self.static), results)
         return results
 
@@ -415,10 +415,10 @@ class Model(Views, Exports):
         rng: Any,
         x32: bool,
         signature: Signature | None,
-        given: Sequence[Any],
+        arrays: Sequence[Any],
         as_numpy: bool = False,
     ) -> tuple[Any, ...]:
-        """The outputs for checked inputs, which were ``given`` with this signature; binds the next such call."""
+        """The outputs for checked inputs, which were ``arrays`` with this signature; binds the next such call."""
         from ..runtime.dispatch import snapshot
 
         checked = values
@@ -460,7 +460,7 @@ class Model(Views, Exports):
             if not spec.max_size:
                 runtime.growth.note(self.graph, self.inputs, values)
         if rng is None and not extents:  # not a call that pads
-            runtime.bind(signature, given, checked, outcome.bound)
+            runtime.bind(signature, arrays, checked, outcome.bound)
         return results
 
 

@@ -67,10 +67,10 @@ class Parameters:
         from .runtime import Runtime
 
         with _CREATION:
-            if (found := vars(self).get("_runtime")) is not None:  # another thread has created it meanwhile
-                return found
-            found = vars(self)["_runtime"] = Runtime(self.spec) if "_flat" not in vars(self) else self._of_leaves()
-        return found
+            if (runtime := vars(self).get("_runtime")) is not None:  # another thread has created it meanwhile
+                return runtime
+            runtime = vars(self)["_runtime"] = Runtime(self.spec) if "_flat" not in vars(self) else self._of_leaves()
+        return runtime
 
     def _of_leaves(self) -> Runtime:
         """The runtime of a model that JAX has built."""
@@ -123,12 +123,13 @@ class Parameters:
         runtime = vars(self).get("_runtime") or ("_flat" in vars(self) and self._runtime) or None
         spec, changes, unchecked = self.spec, self.spec.changes, {} if runtime is None else runtime.unchecked
         known = runtime.params.on_host() if runtime is not None and "params" in vars(runtime) else {}
-        own = {n: v for n, v in known.items() if n not in changes}
+        unchanged = {n: v for n, v in known.items() if n not in changes}
         held = {**spec.parameters, **changes}
         converted = {
-            n: own[n] if n in own else immutable(spec.as_stored(n, held[n])) for n in spec.converted - unchecked.keys()
+            n: unchanged[n] if n in unchanged else immutable(spec.as_stored(n, held[n]))
+            for n in spec.converted - unchecked.keys()
         }
-        file = read_constants(spec.graph, spec.converted | changes.keys(), own)
+        file = read_constants(spec.graph, spec.converted | changes.keys(), unchanged)
         every = {**file, **changes, **converted}
         return {n: every[n] if n in unchecked else _on_host(every[n]) for n in self.types}
 
@@ -214,8 +215,8 @@ def register(cls: type[Parameters]) -> None:
         model = object.__new__(cls)
         vars(model)["_flat"] = tuple(leaves), structure
         if not isinstance(structure, Names):
-            own = {n: getattr(structure.spec, n) for n in cls.__annotations__}
-            vars(model).update(own, types=structure.spec.stored)
+            fields = {n: getattr(structure.spec, n) for n in cls.__annotations__}
+            vars(model).update(fields, types=structure.spec.stored)
         return model
 
     jax.tree_util.register_pytree_with_keys(cls, with_keys, of_leaves, lambda model: model._flat)

@@ -79,9 +79,9 @@ class Runtime:
     @classmethod
     def of_leaves(cls, leaves: Sequence[Any], structure: Structure) -> Runtime:
         """The runtime of a model that JAX has rebuilt from leaves."""
-        own, checked = structure.spec.changes, structure.checked(leaves)
+        changes, checked = structure.spec.changes, structure.checked(leaves)
         values = dict(zip(structure.names, leaves, strict=True)) if checked is None else checked
-        spec = replace(structure.spec, changes={**own, **values})
+        spec = replace(structure.spec, changes={**changes, **values})
         return cls(spec, structure, values if checked is None else {})
 
     @property
@@ -152,12 +152,12 @@ class Runtime:
         device = vars(self.params).get("device")  # known after the first call, which places the parameters
         return signature(self._current(program), names, values, device, as_numpy), values
 
-    def call(self, bound: BoundCall, key: Signature | None, given: list[Any]) -> list[Any]:
+    def call(self, bound: BoundCall, key: Signature | None, arrays: list[Any]) -> list[Any]:
         """The results of a bound call; raises InputTypeError for a deleted argument or parameter."""
         try:
-            return bound.call(given)
+            return bound.call(arrays)
         except (RuntimeError, ValueError):
-            for name, value in zip(key.inputs if key else (), given, strict=False):
+            for name, value in zip(key.inputs if key else (), arrays, strict=False):
                 check_readable(value, "input", repr(name))
             self._check_params()
             raise
@@ -225,14 +225,14 @@ class Runtime:
         kind = _kind_of(key)
         if self.background.is_over(kind) or not self.params.on_one_cpu or is_traced(values):
             return None
-        own = {n: snapshot(v) for n, v in values.items()}
+        snapshots = {n: snapshot(v) for n, v in values.items()}
         known = {**{n: to_host(v) for n, v in values.items()}, **self.constants.inputs}
         params = {**self._params_on_host(), **self.constants.params}
 
         def compiled() -> None:
             if compat.trace_context() == key.configuration:  # otherwise the caller's thread compiles
                 with compat.enable_x64():
-                    self.run(program, own, None, False, as_numpy)
+                    self.run(program, snapshots, None, False, as_numpy)
 
         context = Context(params, None, spec.settings)
         results = self.background.evaluated(kind, spec.called, known, context, compiled)
@@ -318,9 +318,9 @@ def _own(results: tuple[Any, ...]) -> tuple[Any, ...]:
     """Results that their receiver may write: parameters, constants, and what is returned twice are copied."""
     returned = set[int]()
 
-    def own(result: Any) -> Any:
+    def writable(result: Any) -> Any:
         if isinstance(result, list) and not are_maps(result):
-            return list(map(own, result))
+            return list(map(writable, result))
         if not isinstance(result, np.ndarray):
             return result
         if id(result) in returned or not (result.flags.owndata and result.flags.writeable):
@@ -328,7 +328,7 @@ def _own(results: tuple[Any, ...]) -> tuple[Any, ...]:
         returned.add(id(result))
         return result
 
-    return tuple(map(own, results))
+    return tuple(map(writable, results))
 
 
 def _conversion(name: str, argument: Any, bound: Any) -> Callable[[Any], Any] | None:

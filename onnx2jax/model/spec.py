@@ -107,11 +107,11 @@ class Spec:
         fixed = arguments.fixed_inputs(declared, options.static or {}, options.compute_dtype)
         free = [v for v in declared if v.name not in fixed]
         # Below IR 4 every weight is listed as an input; such an entry declares a constant (rule GR-06).
-        own = imported.ir_version >= 4
+        has_defaults = imported.ir_version >= 4
         return cls(
             graph,
             tuple(v for v in free if v.name not in graph.initializers),
-            {v.name: v for v in free if own and v.name in graph.initializers},
+            {v.name: v for v in free if has_defaults and v.name in graph.initializers},
             imported.opsets,
             imported.metadata,
             replace(options, static=fixed),
@@ -137,8 +137,8 @@ class Spec:
         fixed = {n: v for n, v in {**self.static, **(static or {})}.items() if n in names}
         sizes = {n: fields.pop(n, None) for n in ("bucket", "max_size")}
         options = replace(self.options, static=fixed, dims=None, **sizes)
-        own = {n: getattr(self, n) for n in ("settings", "placement", "groups")} | {"changes": dict(self.changes)}
-        new = type(self).of(imported, options, **{**own, **fields})
+        kept = {n: getattr(self, n) for n in ("settings", "placement", "groups")} | {"changes": dict(self.changes)}
+        new = type(self).of(imported, options, **{**kept, **fields})
         declared = {v.name: v for v in self.inputs}
         inputs = tuple(declared.get(v.name, v) for v in new.inputs)
         return replace(new, inputs=inputs, changes={n: v for n, v in new.changes.items() if n in new.types})

@@ -101,8 +101,8 @@ class Structure:
 
     def type_of(self, name: str, value: Any) -> TensorType:
         """The type that a new value of a parameter has to have: as it is kept, or that of the file."""
-        kept, given = self.spec.stored[name], self.spec.types[name]
-        return given if getattr(value, "dtype", None) == given.dtype else kept
+        kept, in_file = self.spec.stored[name], self.spec.types[name]
+        return in_file if getattr(value, "dtype", None) == in_file.dtype else kept
 
 
 def program_of(graph: Graph, settings: Settings, placement: Placement | None) -> StagedProgram | Pipeline:

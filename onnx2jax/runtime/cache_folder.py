@@ -65,15 +65,15 @@ def is_private(folder: Path) -> bool:
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.stat()
+        status = folder.stat()
     except OSError:
         return False  # a home that cannot be written, as in some containers
     if not hasattr(os, "geteuid"):
         return True  # Windows: a user's folders are private
-    if found.st_uid != os.geteuid():
-        problem = f"belongs to another user ({found.st_uid})"
-    elif found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        problem = f"can be written by other users (mode {stat.S_IMODE(found.st_mode):o})"
+    if status.st_uid != os.geteuid():
+        problem = f"belongs to another user ({status.st_uid})"
+    elif status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        problem = f"can be written by other users (mode {stat.S_IMODE(status.st_mode):o})"
     else:
         return True
     if folder not in _refused:
@@ -114,8 +114,8 @@ def contents(folder: Path) -> Contents:
         for file in files:
             with suppress(FileNotFoundError):  # another process deleted it
                 if file.name.endswith(SUFFIX):
-                    found = file.stat()
-                    entries.append((found.st_mtime, found.st_size, file.path))
+                    status = file.stat()
+                    entries.append((status.st_mtime, status.st_size, file.path))
                 elif file.name.startswith(".") and file.name.endswith(".tmp"):
                     unfinished.append((file.stat().st_mtime, file.path))
     return Contents(sorted(entries), unfinished)
@@ -123,10 +123,10 @@ def contents(folder: Path) -> Contents:
 
 def trim(folder: Path, limit: int = MAX_BYTES) -> None:
     """Delete the least recently used programs beyond the limit, and what killed processes left unfinished."""
-    found = contents(folder)
-    excess = found.bytes - limit
-    doomed = [path for used, path in found.unfinished if used < time.time() - STALE]
-    for _, size, path in found.entries:
+    before = contents(folder)
+    excess = before.bytes - limit
+    doomed = [path for used, path in before.unfinished if used < time.time() - STALE]
+    for _, size, path in before.entries:
         if excess <= 0:
             break
         doomed.append(path)
@@ -138,7 +138,7 @@ def trim(folder: Path, limit: int = MAX_BYTES) -> None:
 
 def clear(folder: Path) -> Contents:
     """Delete all programs of a folder, and return what there was."""
-    found = contents(folder)
-    for path in (*(path for _, _, path in found.entries), *(path for _, path in found.unfinished)):
+    cleared = contents(folder)
+    for path in (*(path for _, _, path in cleared.entries), *(path for _, path in cleared.unfinished)):
         Path(path).unlink(missing_ok=True)
-    return found
+    return cleared

@@ -112,8 +112,8 @@ class Subprogram:
         caller_traces = False
         while True:  # once more for each set of inputs whose values a node turns out to need
             pinned, rest = self.specialisation.divided(reads, fixed)
-            own = context._replace(constants=context.constants.with_inputs(pinned, caller_traces))
-            key, leaves = self._signed(rest, own)
+            specialised = context._replace(constants=context.constants.with_inputs(pinned, caller_traces))
+            key, leaves = self._signed(rest, specialised)
             bound: BoundCall | None = params.bound.get(key) if key is not None else None  # type: ignore[attr-defined]
             if bound is not None:
                 return self._outcome(bound, leaves, pinned.keys() <= {*fixed})
@@ -124,11 +124,11 @@ class Subprogram:
             try:
                 if key is not None and isinstance(params, DeviceParams):
                     with progress.stage(self._compiling):
-                        bound = self._compile(key, rest, leaves, own)
+                        bound = self._compile(key, rest, leaves, specialised)
                     outcome = self._outcome(bound, leaves, pinned.keys() <= {*fixed})
                     params.bound[key] = bound
                 else:
-                    outcome = self._unpacked(self._run(rest, own))
+                    outcome = self._unpacked(self._run(rest, specialised))
             except KnownValueError as e:
                 sources = self.specialisation.sources(e, rest)
                 if caller_traces or not is_traced([rest[n] for n in sources]):
@@ -151,10 +151,10 @@ class Subprogram:
         leaves = list(values.values())
         if rng is not None or any(isinstance(v, list) or v is None for v in leaves):
             leaves, inputs = jax.tree.flatten((dict(values), rng))
-        own = self, constants
-        if own not in params.callees:
-            params.callees[own] = Callee(self.graph, self.settings, self._own_params(params.types), constants)
-        return signature(params.callees[own], inputs, leaves, params.device, context.as_numpy), leaves
+        program = self, constants
+        if program not in params.callees:
+            params.callees[program] = Callee(self.graph, self.settings, self._own_params(params.types), constants)
+        return signature(params.callees[program], inputs, leaves, params.device, context.as_numpy), leaves
 
     def _compile(self, key: Signature, values: Mapping[str, Any], leaves: Any, context: CallContext) -> BoundCall:
         """The optimised program for a signature, bound to parameter values."""
@@ -240,12 +240,12 @@ class Subprogram:
         if not self.specialisation.names.isdisjoint(stand_ins):
             return None
         pinned, rest = self.specialisation.divided(reads, fixed)
-        own = context._replace(constants=context.constants.with_inputs(pinned))
-        key, leaves = self._signed(rest, own)
+        specialised = context._replace(constants=context.constants.with_inputs(pinned))
+        key, leaves = self._signed(rest, specialised)
         if key is None or key.program in self.executables:
             return None
         start = time.perf_counter()
-        executable = self.executables[key.program] = self._executable(rest, leaves, own, pool)
+        executable = self.executables[key.program] = self._executable(rest, leaves, specialised, pool)
         self._count(time.perf_counter() - start, rest, pinned)
         if not isinstance(executable, Executable) or executable.result_types is None:
             return None

@@ -39,8 +39,8 @@ def partitioned(graph: Graph, host: Collection[Node], *, light_on_host: bool = F
     """
     groups = _groups(graph, host, light_on_host) if host or light_on_host else [(False, [*graph.nodes])]
     if bounded:
-        given = {v.name for v in graph.inputs}.difference(graph.initializers) | graph.captures
-        varying = {*descendants(graph.nodes, given)}
+        arguments = {v.name for v in graph.inputs}.difference(graph.initializers) | graph.captures
+        varying = {*descendants(graph.nodes, arguments)}
         groups = [(h, piece) for h, g in groups for piece in ([g] if h else _pieces(g, varying))]
     outputs = [v.name for v in graph.outputs]
     later = set(outputs)

@@ -97,8 +97,8 @@ class Executable:
     def unfolded(self) -> Executable:
         """The same program without BatchNorm folded into convolutions."""
         if self._unfolded is None:
-            own = self._jitted, self._constants, *self._types
-            self._unfolded = Executable(*own, options=self.options.skipping("fold_batchnorm"), store=self._store)
+            program = self._jitted, self._constants, *self._types
+            self._unfolded = Executable(*program, options=self.options.skipping("fold_batchnorm"), store=self._store)
         return self._unfolded
 
     def hoisted(self, params: DeviceParams) -> list[Any]:

@@ -192,7 +192,7 @@ def fused(
         return guarded(HOST_PASS, lambda: _fused(run, scope, same, read, settings, inputs))
 
     while True:
-        found: list[tuple[Node, Step]] = []
+        done: list[tuple[Node, Step]] = []
         for run in _runs(steps, apart):
             node, step = run[-1]
             one = step if node in apart else as_one(run)
@@ -200,9 +200,9 @@ def fused(
                 alone = {node for node, step in run if len(run) == 1 or as_one([(node, step)]) is None}
                 apart |= alone or {node for node, _ in run}
                 break
-            found.append((node, one))
+            done.append((node, one))
         else:
-            return found
+            return done
 
 
 def _runs(steps: Steps, apart: Collection[Node]) -> list[Steps]:

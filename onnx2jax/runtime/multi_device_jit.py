@@ -63,7 +63,7 @@ class _MultiDeviceProgram:
             known = [(v, *where[v]) for v in variables(equation.inputs)]
             placed = [(math.prod(v.aval.shape), -i) for i, (v, _, place) in enumerate(known) if place is not None]
             place = known[-max(placed)[1]][2] if placed else None
-            level = max((own + (other not in (None, place)) for _, own, other in known), default=0)
+            level = max((depth + (other not in (None, place)) for _, depth, other in known), default=0)
             groups.setdefault((level, place), []).append(equation)
             where.update(dict.fromkeys(equation.outputs, (level, place)))
         order = sorted(groups, key=lambda group: group[0])
@@ -89,8 +89,8 @@ class _DeviceProgram:
         self.place = place
         inside = {v for e in equations for v in e.outputs}
         self.takes = [v for v in dict.fromkeys(variables(v for e in equations for v in e.inputs)) if v not in inside]
-        own = {id(e) for e in equations}
-        later = set(variables(v for e in program.equations if id(e) not in own for v in e.inputs))
+        ids = {id(e) for e in equations}
+        later = set(variables(v for e in program.equations if id(e) not in ids for v in e.inputs))
         later |= set(variables(program.outputs))
         self.gives = [v for e in equations for v in e.outputs if v in later]
         part = program.replace(inputs=self.takes, outputs=self.gives, equations=equations, constants={})

@@ -52,7 +52,7 @@ class DeviceParams(Mapping[str, Any]):
         def place(name: str, value: Any) -> Any:
             return other[theirs[name]] if name in theirs else self._place(name, value)
 
-        return DeviceParams(self.types | {n: other.types[own] for n, own in theirs.items()}, read, place)
+        return DeviceParams(self.types | {n: other.types[name] for n, name in theirs.items()}, read, place)
 
     @cached_property
     def device(self) -> jax.Device | None:
@@ -95,15 +95,15 @@ def device_of(values: Iterable[Any]) -> jax.Device | None:
 
     Committed arrays decide; otherwise it is the device that JAX uses by default.
     """
-    found = None
+    committed = None
     for value in values:
         if isinstance(value, jax.Array) and not is_traced(value):
             devices = value.sharding.device_set
             if len(devices) > 1:
                 return None
             if value.committed:
-                (found,) = devices
-    return found or _default_device()
+                (committed,) = devices
+    return committed or _default_device()
 
 
 def _default_device() -> jax.Device:

@@ -172,10 +172,10 @@ class StagedProgram:
 
     def stages(self) -> list[tuple[Graph | None, tuple[Node, ...]]]:
         """The partitions in order: the graph of one that is compiled, or None for host nodes, and its nodes."""
-        found = []
+        stages = []
         for body, group in groupby(self.partitioned.nodes, body_of):
-            found.append((body, tuple(group) if body is None else body.nodes))
-        return found
+            stages.append((body, tuple(group) if body is None else body.nodes))
+        return stages
 
     @property
     def specialised(self) -> set[str]:
@@ -261,13 +261,13 @@ class StagedProgram:
     def _fix(self, error: KnownValueError, static: Collection[str]) -> str:
         """The end of the message of an error about a traced value: inputs to fix that are not ``static``, or a cut."""
         types = {v.name: v.type for v in self.graph.inputs if v.name not in static}
-        found = sorted(analysis.sources(self.graph.nodes, error.values) & types.keys())
+        sources = sorted(analysis.sources(self.graph.nodes, error.values) & types.keys())
         ends = analysis.ends_before(self.graph, error.node, self._names) if error.node else []
-        tensors = {n: kind for n in found if isinstance(kind := types[n], TensorType)}
-        fixed = [n for n in found if n not in tensors or not is_float(tensors[n].dtype)] or ([] if ends else found)
+        tensors = {n: kind for n in sources if isinstance(kind := types[n], TensorType)}
+        fixed = [n for n in sources if n not in tensors or not is_float(tensors[n].dtype)] or ([] if ends else sources)
         fix = f": convert(..., static={{{', '.join(f'{n!r}: value' for n in fixed)}}})" if fixed else ""
         cut = f"\n{'or ' * bool(fix)}leave out what depends on it: model.cut(outputs={ends})" if ends else ""
-        return f"\nit is computed from: {', '.join(map(repr, found)) or 'no input'}{fix}{cut}"
+        return f"\nit is computed from: {', '.join(map(repr, sources)) or 'no input'}{fix}{cut}"
 
     def _inside_transformation(self, values: Mapping[str, Any], context: CallContext) -> tuple[Any, ...]:
         """The outputs inside a caller's jit, grad or vmap, which only a single program can join."""
@@ -340,10 +340,10 @@ class _Host:
             return evaluate(graph, {}, Context(params, rng, self._program.settings, host=self), scope)
         context = self._context._replace(rng=rng)
         if not context.x32 and (row := row_from(self._program.partitioned, graph)):
-            read = {n: scope[n] for g in row for n in g.captures if n in scope} | self._given(row)
+            read = {n: scope[n] for g in row for n in g.captures if n in scope} | self._overrides(row)
             compile_ahead(list(map(self._program._subprogram, row)), read, self._fixed, context)
-        given = {n: scope[n] for n in graph.captures} | self._given([graph])
-        outcome = program(given, self._fixed, context)
+        values = {n: scope[n] for n in graph.captures} | self._overrides([graph])
+        outcome = program(values, self._fixed, context)
         self._fixed.update(outcome.fixed)
         if outcome.bound is not None:
             self._bound[graph] = outcome.bound
@@ -353,16 +353,16 @@ class _Host:
         """The context of programs inside host nodes."""
         return self._context._replace(rng=rng, x32=False, as_numpy=True)
 
-    def _given(self, graphs: Sequence[Graph]) -> dict[str, Any]:
+    def _overrides(self, graphs: Sequence[Graph]) -> dict[str, Any]:
         """The inputs that override initializers of these graphs."""
         return {n: self._values[n] for graph in graphs for n in graph.initializers if n in self._values}
 
     def bound_step(self, node: Node, graph: Graph, scope: Scope, plain: Step, inputs: Collection[str]) -> Step:
         """A step that calls a partition's program without its lookup, for arrays of the types in ``scope``."""
-        given, bound = {n: scope[n] for n in graph.captures}, self._bound.get(graph)
-        if not self._context.as_numpy or bound is None or not given.keys() >= set(bound.names):
+        captured, bound = {n: scope[n] for n in graph.captures}, self._bound.get(graph)
+        if not self._context.as_numpy or bound is None or not captured.keys() >= set(bound.names):
             return plain
-        if self._fixed & given.keys() or not all(type(v) is np.ndarray for v in given.values()):
+        if self._fixed & captured.keys() or not all(type(v) is np.ndarray for v in captured.values()):
             return plain
         return typed_step(bound.names, scope, bound.call, node.outputs, [plain], inputs)
 
@@ -381,7 +381,7 @@ class _Host:
         if node in impossible or (trip < HOST_TRIPS and not is_heavy(node)):
             return None
         captured = {n: around[n] for graph in node.graphs for n in graph.captures}
-        given = {f"\0{k}": value for k, value in enumerate(operands)}  # no name of the model's
+        arguments = {f"\0{k}": value for k, value in enumerate(operands)}  # no name of the model's
         if is_traced(operands, captured) or any(graph.differentiates for graph in node.graphs):
             return None
         if node not in loops:
@@ -389,7 +389,7 @@ class _Host:
             inside = replace(
                 node,
                 target=resolve(PADDED, operator, 1),
-                inputs=tuple(given),
+                inputs=tuple(arguments),
                 outputs=outputs,
                 attributes={**node.attributes, **attributes},
             )
@@ -401,7 +401,7 @@ class _Host:
         if loop.compiles >= MOST_SHAPES:
             return None
         try:
-            outcome = loop({**captured, **given}, (), self._on_host(rng))
+            outcome = loop({**captured, **arguments}, (), self._on_host(rng))
         except (NeedsHost, OnnxError):
             impossible.add(node)  # as the state grows, say
             return None

@@ -145,8 +145,8 @@ class Store:
         def loaded(code: bytes) -> Compiled:
             return Compiled(compat.load_compiled((code, *trees), *devices), (code, *trees))
 
-        if found := self._read(entry, loaded):
-            return found
+        if stored := self._read(entry, loaded):
+            return stored
         compiled = lowered.compile()
         if (dumped := compat.dump_compiled(compiled)) is not None:
             self.write(entry, dumped[0])
@@ -182,8 +182,8 @@ class Store:
 
 def load_or_compile(lowered: Any, store: Store | None) -> Any:
     """A lowered function compiled; loaded from a store where that is possible."""
-    found = None if store is None else store.compiled(lowered)
-    return lowered.compile() if found is None else found.function
+    stored = None if store is None else store.compiled(lowered)
+    return lowered.compile() if stored is None else stored.function
 
 
 def _verified(entry: Entry) -> Any:

@@ -190,14 +190,14 @@ class Sections:
         """The flat results for flat arguments of the types it was traced with."""
         values: dict[int, Any] = dict(enumerate(leaves))
         with compat.enable_x64():
-            for section, own in zip(self.sections, hoisted, strict=True):
+            for section, weights in zip(self.sections, hoisted, strict=True):
                 operands = [values[v] if type(v) is int else v for v in section.operands]
-                results = section.compiled.call(own, *operands)
+                results = section.compiled.call(weights, *operands)
                 values.update(zip(section.results, results, strict=True))
                 for number in section.ends:
                     del values[number]
-            found = ((values[v] if type(v) is int else v, copied) for v, copied in self._outputs)
-            return [jnp.copy(v) if copied else v for v, copied in found]
+            outputs = ((values[v] if type(v) is int else v, copied) for v, copied in self._outputs)
+            return [jnp.copy(v) if copied else v for v, copied in outputs]
 
     def __call__(self, hoisted: Sequence[Sequence[Any]], *args: Any) -> Any:
         """The results for arguments of the types it was traced with."""
@@ -289,12 +289,12 @@ class _Cut:
         compiled: dict[Any, CompiledSection] = {}
         pool = ThreadPoolExecutor()
         for part, ending in zip(self.parts, ends, strict=True):
-            own = [i for i, v in enumerate(part.inputs) if not is_literal(v) and v in self._parameters]
-            rest = [i for i in range(len(part.inputs)) if i not in {*own}]
-            if (key := (part.kind, *own)) not in compiled:
-                inputs = [part.program.inputs[i] for i in (*own, *rest)]
-                program = part.program.replace(inputs=inputs, parameters=len(own))
-                donated = _reused(inputs[len(own) :], [free[part.kind][i] for i in rest], program.outputs)
+            parameters = [i for i, v in enumerate(part.inputs) if not is_literal(v) and v in self._parameters]
+            rest = [i for i in range(len(part.inputs)) if i not in {*parameters}]
+            if (key := (part.kind, *parameters)) not in compiled:
+                inputs = [part.program.inputs[i] for i in (*parameters, *rest)]
+                program = part.program.replace(inputs=inputs, parameters=len(parameters))
+                donated = _reused(inputs[len(parameters) :], [free[part.kind][i] for i in rest], program.outputs)
                 compiled[key] = CompiledSection(
                     part.name, program, donated, self.options, self.device, pool, self.store
                 )
@@ -302,7 +302,7 @@ class _Cut:
             unread = (v for v in part.outputs if v not in last)
             yield Section(
                 compiled[key],
-                tuple(self._parameters[part.inputs[i]] for i in own),
+                tuple(self._parameters[part.inputs[i]] for i in parameters),
                 tuple(self._operand(part.inputs[i]) for i in rest),
                 results,
                 tuple(self._numbers[v] for v in (*ending, *unread) if v in self._numbers),
@@ -394,10 +394,10 @@ def _is_layer(equation: Equation) -> bool:
 def _reused(inputs: Sequence[Any], free: Sequence[bool], outputs: Iterable[Any]) -> tuple[int, ...]:
     """The free inputs in whose memory an output of the same type can lie."""
     types = [(v.aval.shape, v.aval.dtype) for v in variables(outputs)]
-    found = []
+    reused = []
     for i, variable in enumerate(inputs):
-        own = variable.aval.shape, variable.aval.dtype
-        if free[i] and own in types:
-            types.remove(own)
-            found.append(i)
-    return tuple(found)
+        kind = variable.aval.shape, variable.aval.dtype
+        if free[i] and kind in types:
+            types.remove(kind)
+            reused.append(i)
+    return tuple(reused)

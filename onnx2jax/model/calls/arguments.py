@@ -31,9 +31,9 @@ def named_dims(inputs: Sequence[ValueInfo]) -> tuple[ValueInfo, ...]:
     >>> named_dims([ValueInfo("x", TensorType(np.dtype("float32"), (None, "time", 64)))])[0].shape
     ('x_0', 'time', 64)
     """
-    own = variables(inputs)
+    taken = variables(inputs)
     return tuple(
-        v.reshaped([unused_name(f"{v.name}_{i}", own) if d is None else d for i, d in enumerate(v.shape or ())])
+        v.reshaped([unused_name(f"{v.name}_{i}", taken) if d is None else d for i, d in enumerate(v.shape or ())])
         for v in inputs
     )
 
@@ -43,12 +43,12 @@ def variables(inputs: Iterable[ValueInfo]) -> list[str]:
     return list(dict.fromkeys(d for v in inputs for d in v.shape or () if isinstance(d, str)))
 
 
-def check_dims(keyword: str, given: Mapping[str, Any], inputs: Iterable[ValueInfo]) -> None:
+def check_dims(keyword: str, sizes: Mapping[str, Any], inputs: Iterable[ValueInfo]) -> None:
     """Raise InputTypeError unless a keyword's value is a dict, InputNameError for a key that names no dimension."""
-    if not isinstance(given, Mapping):
-        raise InputTypeError(f"{keyword} takes a dict by dimension variable, not {type(given).__name__}")
+    if not isinstance(sizes, Mapping):
+        raise InputTypeError(f"{keyword} takes a dict by dimension variable, not {type(sizes).__name__}")
     known = variables(inputs)
-    if unknown := sorted(set(given) - set(known)):
+    if unknown := sorted(set(sizes) - set(known)):
         fix = did_you_mean(unknown, known) or ("" if known else "; for other batch sizes: convert(..., rebatch=True)")
         raise InputNameError(f"{keyword} names {unknown}; the model's dimension variables are {known}{fix}")
 
@@ -65,10 +65,10 @@ def checked_extent(keyword: str, name: str, extent: Any, also: str = "") -> int:
         size = -1
     if size >= 0:
         return size
-    found = f"{keyword} has {name!r}: {extent!r}; an extent is an integer of at least 0{also}"
+    message = f"{keyword} has {name!r}: {extent!r}; an extent is an integer of at least 0{also}"
     if isinstance(extent, list | tuple):
-        found += f". Compile once for each size: for n in {tuple(extent)}: model.compile(dims={{{name!r}: n}})"
-    raise InputValueError(found)
+        message += f". Compile once for each size: for n in {tuple(extent)}: model.compile(dims={{{name!r}: n}})"
+    raise InputValueError(message)
 
 
 def checked_dims(dims: Mapping[str, Any], inputs: Iterable[ValueInfo]) -> dict[str, int]:
@@ -111,14 +111,14 @@ def bind(
     Raises:
         InputNameError, InputTypeError, InputShapeError: the arguments do not match the inputs.
     """
-    given = by_name(inputs, optional, args, named)
-    missing = [v.name for v in inputs if v.name not in given]
+    feeds = by_name(inputs, optional, args, named)
+    missing = [v.name for v in inputs if v.name not in feeds]
     if missing:
         fix = of_table(inputs, args)
         raise _mismatch(inputs, f"input{'s' * (len(missing) > 1)} {', '.join(map(repr, missing))} not given", fix)
     declared = {v.name: v for v in inputs} | dict(optional)
     extents: dict[str, tuple[Any, str]] = {}
-    return {name: _checked(declared[name], value, extents, dtype) for name, value in given.items()}
+    return {name: _checked(declared[name], value, extents, dtype) for name, value in feeds.items()}
 
 
 def by_name(
@@ -141,15 +141,15 @@ def by_name(
     names = [v.name for v in inputs]
     if len(args) > len(names):
         raise _mismatch(inputs, f"{len(args)} positional arguments given")
-    given = dict(zip(names, args, strict=False))
+    feeds = dict(zip(names, args, strict=False))
     for name, value in named.items():
-        if name in given:
+        if name in feeds:
             raise _mismatch(inputs, f"input {name!r} is given by position and by name")
         if name not in names and name not in optional:
             near = did_you_mean(name, [*names, *optional, *keywords])
             raise _mismatch(inputs, f"there is no input {name!r}", near)
-        given[name] = value
-    return given
+        feeds[name] = value
+    return feeds
 
 
 def _mismatch(inputs: Sequence[ValueInfo], what: str, near: str = "") -> InputNameError:
@@ -166,12 +166,12 @@ def as_feeds(inputs: Sequence[ValueInfo], args: Sequence[Any], named: Mapping[st
 
 def _given_as(kind: TensorType, value: Any, dtype: np.dtype | None) -> TensorType:
     """The declared type, or that of an array in a type that the model casts to its compute dtype."""
-    found = getattr(value, "dtype", None)
+    dtype_of_value = getattr(value, "dtype", None)
     if dtype in NARROWER:
-        accepted = kind.dtype == dtype and found in NARROWER[dtype]
+        accepted = kind.dtype == dtype and dtype_of_value in NARROWER[dtype]
     else:
-        accepted = kind.dtype == np.float32 and found == dtype
-    return replace(kind, dtype=np.dtype(found)) if accepted else kind
+        accepted = kind.dtype == np.float32 and dtype_of_value == dtype
+    return replace(kind, dtype=np.dtype(dtype_of_value)) if accepted else kind
 
 
 def _checked(
@@ -194,8 +194,8 @@ def _checked(
         if kind.key == object:
             keys = as_text(f"input {declared}, its keys", np.array([*keys, None], object)[:-1]).tolist()
         if isinstance(item, TensorType) and item.dtype == object:
-            given = np.array([*value.values(), None], object)[:-1]
-            return dict(zip(keys, as_text(f"input {declared}, its values", given).tolist(), strict=True))
+            strings = np.array([*value.values(), None], object)[:-1]
+            return dict(zip(keys, as_text(f"input {declared}, its values", strings).tolist(), strict=True))
         if not isinstance(item, TensorType):
             return dict(zip(keys, value.values(), strict=True))
         numbers = [item.dtype.type(v) if np.ndim(v) == 0 else v for v in value.values()]
@@ -222,9 +222,9 @@ def _leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-def check_untraced(method: str, *given: Any) -> None:
+def check_untraced(method: str, *arguments: Any) -> None:
     """Raise InputTypeError if an input of a method that runs the model on values is traced."""
-    if is_traced(given):
+    if is_traced(arguments):
         raise InputTypeError(
             f"{method} runs the model on values, and an input is traced, as inside of jax.jit, grad and vmap: call "
             f"model.{method} outside of it, with arrays"
@@ -276,8 +276,8 @@ def _as_array(declared: ValueInfo, kind: TensorType, value: Any) -> Any:
                 "it takes strings: np.array([...], object). JAX has none: for your own jit, vmap or grad, fix the "
                 f"input, convert(..., static={{{declared.name!r}: strings}})"
             )
-        given = f"{value.dtype}{list(value.shape)}"
-        raise InputTypeError(f"input {declared} is given as {given}; {fix}", rule="GR-17")
+        actual = f"{value.dtype}{list(value.shape)}"
+        raise InputTypeError(f"input {declared} is given as {actual}; {fix}", rule="GR-17")
     return np.asarray(value) if isinstance(value, np.generic) else value
 
 
@@ -304,7 +304,7 @@ def as_text(what: str, array: np.ndarray) -> np.ndarray:
     return texts
 
 
-def check_names(params: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+def check_names(params: Mapping[str, Any], known: Mapping[str, Any]) -> None:
     """Raise if ``params`` is not a mapping of a model's parameters by name.
 
     Raises:
@@ -312,9 +312,11 @@ def check_names(params: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     """
     if not isinstance(params, Mapping):
         raise InputTypeError(f"params must be a dict of arrays by name, like model.params, not {type(params).__name__}")
-    if unknown := sorted(params.keys() - own.keys()):
-        names = f"{', '.join(map(repr, itertools.islice(own, 8)))}{', ...' if len(own) > 8 else ''}"
-        raise InputNameError(f"unknown parameters {unknown[:5]}; model.params has {names}{did_you_mean(unknown, own)}")
+    if unknown := sorted(params.keys() - known.keys()):
+        names = f"{', '.join(map(repr, itertools.islice(known, 8)))}{', ...' if len(known) > 8 else ''}"
+        raise InputNameError(
+            f"unknown parameters {unknown[:5]}; model.params has {names}{did_you_mean(unknown, known)}"
+        )
 
 
 def fixed_inputs(
@@ -348,29 +350,29 @@ def as_param(name: str, value: Any, kind: TensorType) -> Any:
     return array
 
 
-def other_shape(name: str, given: Sequence[int], shape: Sequence[Any]) -> InputShapeError:
+def other_shape(name: str, actual: Sequence[int], shape: Sequence[Any]) -> InputShapeError:
     """The error about a new value for a parameter that has another shape."""
     stacked = ""
-    if stack_of(given, shape):
+    if stack_of(actual, shape):
         stacked = (
             "Stacked values of several models are for jax.vmap: jax.vmap(lambda model: model(x))(model), or of a dict "
             "jax.vmap(lambda params: model.apply(params, x))(params). "
         )
     return InputShapeError(
-        f"params[{name!r}] must have shape {list(shape)}, not {list(given)}. {stacked}To change "
+        f"params[{name!r}] must have shape {list(shape)}, not {list(actual)}. {stacked}To change "
         f"shapes on purpose, as for another number of classes: model.with_params({{{name!r}: array, ...}}, "
         "new_shapes=True), which save writes"
     )
 
 
-def stack_of(given: Sequence[int], shape: Sequence[Any]) -> tuple[int, ...] | None:
+def stack_of(actual: Sequence[int], shape: Sequence[Any]) -> tuple[int, ...] | None:
     """The axes before a parameter's own in the shape of stacked values; None for another shape.
 
     >>> stack_of((3, 4, 8), (4, 8)), stack_of((4, 8), (4, 8)), stack_of((5, 8), (4, 8))
     ((3,), (), None)
     """
-    extra = len(given) - len(shape)
-    return tuple(given[:extra]) if extra >= 0 and tuple(given[extra:]) == tuple(shape) else None
+    extra = len(actual) - len(shape)
+    return tuple(actual[:extra]) if extra >= 0 and tuple(actual[extra:]) == tuple(shape) else None
 
 
 def is_key(value: Any) -> bool:

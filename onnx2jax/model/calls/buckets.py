@@ -38,13 +38,13 @@ def checked_buckets(inputs: Sequence[ValueInfo], bucket: Mapping[str, Sequence[i
     for name, sizes in bucket.items():
         if isinstance(sizes, str) or not isinstance(sizes, Iterable):
             raise InputTypeError(f"bucket has {name!r}: {sizes!r}; it takes a list of sizes, {{{name!r}: [64, 128]}}")
-    found = {name: sorted(checked_extent("bucket", name, n) for n in sizes) for name, sizes in bucket.items()}
-    if empty := [name for name, sizes in found.items() if not sizes or sizes[0] < 1]:
+    buckets = {name: sorted(checked_extent("bucket", name, n) for n in sizes) for name, sizes in bucket.items()}
+    if empty := [name for name, sizes in buckets.items() if not sizes or sizes[0] < 1]:
         name = empty[0]
         raise InputValueError(
             f"bucket has {name!r}: {bucket[name]!r}; it takes sizes of 1 or more, {{{name!r}: [1, 4]}}"
         )
-    return found
+    return buckets
 
 
 def with_names(graph: Graph, bucket: Mapping[str, Sequence[int]]) -> Graph:
@@ -52,8 +52,8 @@ def with_names(graph: Graph, bucket: Mapping[str, Sequence[int]]) -> Graph:
     named = named_dims(graph.inputs)
     new = bucket.keys() & (set(variables(named)) - set(variables(graph.inputs)))
     declared = (
-        v.reshaped([n if n in new else d for d, n in zip(v.shape or (), own.shape or (), strict=True)])
-        for v, own in zip(graph.inputs, named, strict=True)
+        v.reshaped([n if n in new else d for d, n in zip(v.shape or (), named_shape.shape or (), strict=True)])
+        for v, named_shape in zip(graph.inputs, named, strict=True)
     )
     return replace(graph, inputs=tuple(declared)) if new else graph
 
@@ -92,18 +92,18 @@ def outputs_with_variables(
     def followed(name: str, axis: int) -> str | None:
         extent = plain[name][axis]
         new = [(n, sizes[n], shapes[name][axis]) for n, sizes, shapes in changed if shapes[name][axis] != extent]
-        return next((n for n, size, own in new if len(new) == 1 and (extent, own) == (extents[n], size)), None)
+        return next((n for n, size, after in new if len(new) == 1 and (extent, after) == (extents[n], size)), None)
 
     def declared(value: ValueInfo) -> ValueInfo:
         shapes = [s.get(value.name) for s in (plain, *(s for *_, s in changed))]
-        own = value.shape if value.shape is not None or shapes[0] is None else [None] * len(shapes[0])
+        declared = value.shape if value.shape is not None or shapes[0] is None else [None] * len(shapes[0])
         if (
-            own is None
+            declared is None
             or not isinstance(value.type, TensorType)
-            or any(s is None or len(s) != len(own) for s in shapes)
+            or any(s is None or len(s) != len(declared) for s in shapes)
         ):
             return value
-        shape = (d if isinstance(d, int) or d in known else followed(value.name, i) for i, d in enumerate(own))
+        shape = (d if isinstance(d, int) or d in known else followed(value.name, i) for i, d in enumerate(declared))
         return replace(value, type=replace(value.type, shape=tuple(shape)))
 
     return tuple(map(declared, graph.outputs))
@@ -120,8 +120,8 @@ def _output_shapes(graph: Graph, values: Mapping[str, Any], sizes: Mapping[str, 
             extents.update({d: n for d, n in pairs if isinstance(d, str)})
             v = v.reshaped([n for _, n in pairs])
         inputs.append(v)
-    found = abstract_values(replace(graph, inputs=tuple(inputs)), extents)
-    return {v.name: found[v.name].shape for v in graph.outputs if v.name in found}
+    abstract = abstract_values(replace(graph, inputs=tuple(inputs)), extents)
+    return {v.name: abstract[v.name].shape for v in graph.outputs if v.name in abstract}
 
 
 def pad(
@@ -213,21 +213,21 @@ def verify_padding(
     """
     _require_equal(graph, run, values, padded, results, run(graph, values), extents)
     read = [v.name for v in graph.inputs if v.name in values and set(v.shape or ()) & set(extents)]
-    given = {n: np.asarray(to_host(values[n])) for n in read}
-    if not any(map(_varies, given.values())):
-        own = {n: _varied(v, np.shape(padded[n])) for n, v in given.items() if v.dtype.kind in "iub"}
-        if not any(map(_varies, own.values())):
+    feeds = {n: np.asarray(to_host(values[n])) for n in read}
+    if not any(map(_varies, feeds.values())):
+        varied = {n: _varied(v, np.shape(padded[n])) for n, v in feeds.items() if v.dtype.kind in "iub"}
+        if not any(map(_varies, varied.values())):
             return False
-        values, padded = values | own, padded | {n: _padded(v, np.shape(padded[n])) for n, v in own.items()}
+        values, padded = values | varied, padded | {n: _padded(v, np.shape(padded[n])) for n, v in varied.items()}
         try:
             results, wanted = call(padded), run(graph, values)
         except OnnxError:  # an index beyond its table, say
             return False
         _require_equal(graph, run, values, padded, results, wanted, extents)
         return True
-    negated = {n for n, v in given.items() if jnp.issubdtype(v.dtype, jnp.floating) and not np.isin(v, (0, 1)).all()}
+    negated = {n for n, v in feeds.items() if jnp.issubdtype(v.dtype, jnp.floating) and not np.isin(v, (0, 1)).all()}
     if negated:  # inputs of only 0 and 1 may be masks
-        values = values | {n: -given[n] for n in negated}  # in NumPy, as the caller may be inside a jit
+        values = values | {n: -feeds[n] for n in negated}  # in NumPy, as the caller may be inside a jit
         padded = padded | {n: -padded[n] for n in negated}
         wanted = run(graph, values)
         if all(map(_is_finite, wanted)):

@@ -93,9 +93,9 @@ def pairs_of(graph: Graph, inputs: Sequence[ValueInfo]) -> Iterator[Pair]:
     names = {v.name for v in inputs}
     by_graph: dict[str, tuple[str, Node | None]] = {}
     for output in graph.outputs:
-        found, producer = _origin(output.name, producers, names)
-        if found is not None:
-            by_graph.setdefault(found, (output.name, producer))
+        source, producer = _origin(output.name, producers, names)
+        if source is not None:
+            by_graph.setdefault(source, (output.name, producer))
     for past in inputs:
         if not isinstance(past.type, TensorType) or past.shape is None or len(past.shape) < 2:
             continue
@@ -151,8 +151,8 @@ def _axis(past: ValueInfo, present: ValueInfo, producer: Node | None) -> int | N
         return int(producer.attributes["axis"]) % len(before)
     named = [i for i, d in enumerate(before) if isinstance(d, str) and re.search("past|seq|len|cache_", d) and i]
     grown = [i for i, (a, b) in enumerate(zip(before, after, strict=False)) if i and a != b and not isinstance(a, int)]
-    if found := named or grown:
-        return found[0]
+    if pairs := named or grown:
+        return pairs[0]
     operator = "" if producer is None else producer.op_type
     in_operator = operator.endswith("Attention") and not operator.startswith("Linear")
     if len(before) == 4 and (in_operator or re.search("key|value", past.name)) and not re.search("state", past.name):

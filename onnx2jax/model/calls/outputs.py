@@ -85,9 +85,9 @@ def unshared(results: list[Any], feeds: Iterable[Any]) -> list[Any]:
     if {*map(type, theirs)} != {np.ndarray}:
         theirs = [v for v in jax.tree.leaves(theirs) if isinstance(v, np.ndarray)]
 
-    def own(result: Any) -> Any:
+    def unshared_copy(result: Any) -> Any:
         if isinstance(result, list):
-            return [*result] if are_maps(result) else list(map(own, result))
+            return [*result] if are_maps(result) else list(map(unshared_copy, result))
         if not isinstance(result, np.ndarray):
             return result
         if result.base is None:  # memory of its own, in a quarter of the time
@@ -96,7 +96,7 @@ def unshared(results: list[Any], feeds: Iterable[Any]) -> list[Any]:
             shares = any(np.may_share_memory(result, v) for v in theirs)
         return result.copy() if shares else result
 
-    return list(map(own, results))
+    return list(map(unshared_copy, results))
 
 
 def field_names(names: Iterable[str]) -> tuple[str, ...]:
