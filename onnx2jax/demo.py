@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import jax
 import numpy as np
 
-from . import compat
+from . import cli, compat
 from .data import demo_model, demo_samples
 from .model.convert import convert
-from .proto.paths import path_of
+from .progress import stage
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -61,7 +59,17 @@ class Findings(NamedTuple):
         """The most probable digit of each image."""
         return self.probabilities.argmax(-1)
 
+    @property
+    def right(self) -> int:
+        """How many predictions are the labels."""
+        return int((self.predictions == self.samples.labels).sum())
 
+
+FIGURES: Final = ("reference_difference", "vmap_difference", "gradient", "finite_difference")
+"""Fields of Findings that are one number."""
+
+
+@stage("converting, compiling and differentiating")
 def compute() -> Findings:
     """Compute the demo's results: outputs, times, a gradient with its check, and a vmap."""
     samples = Samples(**demo_samples())
@@ -96,7 +104,7 @@ def compute() -> Findings:
     )
 
 
-def draw(found: Findings, path: Path) -> None:
+def draw(findings: Findings, path: Path) -> None:
     """Write a picture of each image with its prediction, and the pixels that support or oppose it."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -106,37 +114,37 @@ def draw(found: Findings, path: Path) -> None:
     axes = figure.subplots(4, 8)
     figure.suptitle("Handwritten digits: prediction and probability; red pixels support it, blue oppose it")
     for k, (digit, heat) in enumerate(zip(axes[:, 0::2].flat, axes[:, 1::2].flat, strict=True)):
-        guess = found.predictions[k]
-        right = guess == found.samples.labels[k]
-        digit.imshow(found.samples.images[k, 0], cmap="gray_r")
-        digit.set_title(f"{guess}: {found.probabilities[k, guess]:.1%}", color="black" if right else "crimson")
-        bound = np.abs(found.saliency[k]).max()
-        heat.imshow(found.saliency[k, 0], cmap="RdBu_r", vmin=-bound, vmax=bound)
+        guess = findings.predictions[k]
+        right = guess == findings.samples.labels[k]
+        digit.imshow(findings.samples.images[k, 0], cmap="gray_r")
+        digit.set_title(f"{guess}: {findings.probabilities[k, guess]:.1%}", color="black" if right else "crimson")
+        bound = np.abs(findings.saliency[k]).max()
+        heat.imshow(findings.saliency[k, 0], cmap="RdBu_r", vmin=-bound, vmax=bound)
     for axis in axes.flat:
         axis.set(xticks=[], yticks=[])
         axis.spines[:].set_color("lightgray")
     figure.savefig(path, dpi=110)
 
 
-def show(found: Findings, console: Console) -> None:
+def show(findings: Findings, console: Console) -> None:
     """Print the samples, then the numbers."""
-    half = len(found.samples.labels) // 2
+    half = len(findings.samples.labels) // 2
     for row in (range(half), range(half, 2 * half)):
-        console.print(_gallery(found, row, colour=console.color_system is not None))
+        console.print(_gallery(findings, row, colour=console.color_system is not None))
         console.print()
-    console.print(_numbers(found))
+    console.print(_numbers(findings))
 
 
-def _gallery(found: Findings, row: range, colour: bool) -> Table:
+def _gallery(findings: Findings, row: range, colour: bool) -> Table:
     from rich.table import Table
     from rich.text import Text
 
     table = Table.grid(padding=(0, 1))
-    table.add_row(*(_half_blocks(found.samples.images[k, 0], colour) for k in row))
+    table.add_row(*(_half_blocks(findings.samples.images[k, 0], colour) for k in row))
     captions = []
     for k in row:
-        guess, truth = found.predictions[k], found.samples.labels[k]
-        text = f"{guess}  {found.probabilities[k, guess]:.1%}" + ("" if guess == truth else f" (is {truth})")
+        guess, truth = findings.predictions[k], findings.samples.labels[k]
+        text = f"{guess}  {findings.probabilities[k, guess]:.1%}" + ("" if guess == truth else f" (is {truth})")
         captions.append(Text(text, style="green" if guess == truth else "bold red"))
     table.add_row(*captions)
     return table
@@ -156,20 +164,20 @@ def _half_blocks(image: np.ndarray, colour: bool) -> Text:
     return Text("\n").join(Text.assemble(*map(cell, upper, lower)) for upper, lower in lines)
 
 
-def _numbers(found: Findings) -> Table:
+def _numbers(findings: Findings) -> Table:
     from rich.table import Table
 
-    n, times = len(found.samples.labels), found.timings
+    n, times = len(findings.samples.labels), findings.timings
     table = Table.grid(padding=(0, 2))
     for label, value in (
-        ("right", f"{(found.predictions == found.samples.labels).sum()} of {n}"),
+        ("right", f"{findings.right} of {n}"),
         ("convert", f"{times.convert * 1e3:.0f} ms"),
         ("trace", f"{times.trace * 1e3:.0f} ms"),
         ("compile", f"{times.compile * 1e3:.0f} ms"),
         ("a call, steady", f"{times.steady * 1e6:.0f} µs for {n} images on {jax.default_backend()}"),
-        ("against onnxruntime", f"largest difference of a logit {found.reference_difference:.1e}"),
-        ("jax.grad", f"{found.gradient:.4f} at one pixel; by finite differences {found.finite_difference:.4f}"),
-        ("jax.vmap", f"largest difference to the batched call {found.vmap_difference:.1e}"),
+        ("against onnxruntime", f"largest difference of a logit {findings.reference_difference:.1e}"),
+        ("jax.grad", f"{findings.gradient:.4f} at one pixel; by finite differences {findings.finite_difference:.4f}"),
+        ("jax.vmap", f"largest difference to the batched call {findings.vmap_difference:.1e}"),
     ):
         table.add_row(f"[dim]{label}[/dim]", value)
     return table
@@ -181,27 +189,24 @@ def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
     return result, time.perf_counter() - start
 
 
-def run(picture: Path, working: AbstractContextManager[Any] | None = None) -> int:
-    """Compute, within ``working``, print and draw; the exit status is 1 if an extra is missing."""
+def run(picture: Path) -> int:
+    """Compute, print and draw; the exit status is 1 if an extra is missing."""
     try:
         import matplotlib  # noqa: F401
         from rich.console import Console
     except ImportError as error:
         print(f"The demo draws with matplotlib and rich ({error}): {compat.install('demo')}", file=sys.stderr)
         return 1
-    with working or nullcontext():
-        found = compute()
-    show(found, Console())
-    draw(found, picture)
+    findings = compute()
+    show(findings, Console())
+    draw(findings, picture)
     print(f"picture: {picture}")
     return 0
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the demo with command-line arguments."""
-    parser = argparse.ArgumentParser(prog="python -m onnx2jax.demo", description=__doc__)
-    parser.add_argument("--output", type=path_of, default=Path("demo.png"), help="the picture (default: %(default)s)")
-    return run(parser.parse_args(argv).output)
+    """Run the demo with command-line arguments, as the command does."""
+    return cli.main(["demo", *(sys.argv[1:] if argv is None else argv)])
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import sys
@@ -13,7 +14,8 @@ import jax
 
 from .. import __version__
 from ..errors import OnnxError
-from .terminal import CommandError, Parser, with_files, with_flags
+from .parser import CommandError, Parser
+from .terminal import with_files, with_flags
 
 COMMANDS: Final = {
     "run": ("run", "run a model on files, images, texts or random numbers"),
@@ -47,9 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     ``operators`` has unsupported operators. 130: interrupted.
     """
     argv = sys.argv[1:] if argv is None else argv
-    arguments = _parser(argv).parse_args(argv)
     try:
-        status: int = arguments.command(arguments)
+        arguments = _parser(argv).parse_args(argv, argparse.Namespace(argv=argv))
+        status: int = arguments.command(arguments) or 0
         sys.stdout.flush()
     except CommandError as error:
         print(f"error: {error}", file=sys.stderr)

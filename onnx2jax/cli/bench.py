@@ -20,20 +20,8 @@ from ..model.reports.profile import HEAD, SHOWN, duration
 from ..model.reports.verify import in_types_of_file
 from ..progress import stage
 from .inputs import add_inputs, filled, input_values, sized
-from .terminal import (
-    CommandError,
-    add_command,
-    add_computing,
-    add_dims,
-    add_dtype,
-    add_rebatch,
-    converted,
-    dims,
-    note,
-    print_json,
-    print_table,
-    whole,
-)
+from .parser import CommandError, Parser, converted, whole
+from .terminal import Table, note, print_result
 
 BLOCK: Final = 0.1
 """Minimum seconds of a timed block of calls."""
@@ -43,55 +31,57 @@ after a pause are slow."""
 OURS, THEIRS = "onnx2jax", "onnxruntime"
 
 
-def add_bench(parser: argparse.ArgumentParser) -> None:
+def add_bench(parser: Parser) -> None:
     """Add the options of the command."""
-    add_command(
-        parser,
+    parser.set_command(
         _bench,
         example="bench model.onnx --dim batch=8",
         statuses={1: "outputs differ, so nothing is timed; or the model or the data is invalid"},
     )
     add_inputs(parser)
-    add_dims(parser)
-    add_rebatch(parser)
-    add_computing(parser)
+    parser.add_dims()
+    parser.add_rebatch()
+    parser.add_computing()
     parser.add_argument(
         "--rounds", type=whole, default=9, metavar="N", help="blocks per runtime (default: %(default)s)"
     )
-    parser.add_argument("--alone", action="store_true", help="without onnxruntime")
+    parser.add_switch("--alone", "without onnxruntime")
 
 
 def _bench(arguments: argparse.Namespace) -> int:
-    sizes = dims(arguments.dim)
-    model, load_time = _timed(lambda: converted(arguments, dims=sizes))
-    given = input_values(model, arguments)
-    feeds = filled(model, given, arguments.seed)
-    with stage("compiling"), sized(model, given):
+    model, load_time = _timed(lambda: converted(arguments))
+    values = input_values(model, arguments)
+    feeds = filled(model, values, arguments.seed)
+    with stage("compiling"), sized(model, values):
         ours, first = _timed(lambda: model.run(None, feeds))
     calls: dict[str, Callable[[], Any]] = {OURS: lambda: model.run(None, feeds)}
     declared = in_types_of_file(model, feeds)
     if not arguments.alone and (session := _session(arguments.model, declared)) is not None:
         theirs = dict(zip((v.name for v in session.get_outputs()), session.run(None, declared), strict=True))
         options: dict[str, Any] = {"only_types": model.graph.draws, "dtype": model.settings.dtype}
-        found = [compared(v.name, o, theirs[v.name], **options) for v, o in zip(model.outputs, ours, strict=True)]
-        if bad := [c for c in found if not c.ok]:
+        comparisons = (compared(v.name, o, theirs[v.name], **options) for v, o in zip(model.outputs, ours, strict=True))
+        if differing := [c for c in comparisons if not c.ok]:
             reasons = _explained(model, feeds)
-            if other := [c for c in bad if c.value not in reasons]:
-                wrong = f"output {other[0].value!r} differs from onnxruntime's: {other[0].why}"
-                note(f"{wrong}; see onnx2jax verify, or time the model with --alone")
+            first_wrong = next((c for c in differing if c.value not in reasons), None)
+            shown = first_wrong or differing[0]
+            text = f"output {shown.value!r} differs from onnxruntime's: {reasons.get(shown.value, shown.why)}"
+            if first_wrong:
+                note(f"{text}; see onnx2jax verify, or time the model with --alone")
                 return 1
-            note(f"output {bad[0].value!r} differs from onnxruntime's: {reasons[bad[0].value]}")
+            note(text)
         calls[THEIRS] = lambda: session.run(None, declared)
     with stage("timing"):
         times = measured(calls, max(1, arguments.rounds))
-    _print(times, load_time, first, arguments.json)
+    _print(arguments, times, load_time, first)
     return 0
 
 
 def _explained(model: Model, feeds: Mapping[str, Any]) -> dict[str, str]:
     """The outputs that differ although every node is right, and why, as ``verify`` judges them."""
-    found = model.verify(dict(feeds), against=THEIRS)
-    return {c.value: c.why for each in found.outputs.values() for c in each if c.ok and c.why} if found else {}
+    verification = model.verify(dict(feeds), against=THEIRS)
+    if not verification:
+        return {}
+    return {c.value: c.why for comparisons in verification.outputs.values() for c in comparisons if c.ok and c.why}
 
 
 def measured(
@@ -145,54 +135,50 @@ def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
     return result, time.perf_counter() - begun
 
 
-def _print(times: Mapping[str, Sequence[float]], load_time: float, first: float, as_json: bool) -> None:
+def _print(arguments: argparse.Namespace, times: Mapping[str, Sequence[float]], load_time: float, first: float) -> None:
     quarters = {n: [float(q) for q in np.quantile(t, (0.25, 0.5, 0.75))] for n, t in times.items()}
     device = jax.devices()[0].device_kind
-    if as_json:
-        each = {
-            n: {"median": m, "quartiles": [low, high], "rounds": list(times[n])}
-            for n, (low, m, high) in quarters.items()
-        }
-        print_json({"device": device, "load": load_time, "first_call": first, "seconds": each})
-        return
+    seconds = {
+        n: {"median": m, "quartiles": [low, high], "rounds": list(times[n])} for n, (low, m, high) in quarters.items()
+    }
     rows = [
         (name, duration(middle), f"{duration(low)} to {duration(high)}", f"{1 / middle:,.4g}")
         for name, (low, middle, high) in quarters.items()
     ]
-    print(f"loaded in {duration(load_time)}, first call with its compilation in {duration(first)}, on {device}")
-    print_table("a call, from NumPy to NumPy", ("", "median", "half of the rounds", "calls/s"), rows)
+    parts = [
+        f"loaded in {duration(load_time)}, first call with its compilation in {duration(first)}, on {device}",
+        Table("a call, from NumPy to NumPy", ("", "median", "half of the rounds", "calls/s"), rows),
+    ]
     if THEIRS in quarters:
-        print(f"onnxruntime's median is {quarters[THEIRS][1] / quarters[OURS][1]:.3g} times that of onnx2jax")
+        ratio = quarters[THEIRS][1] / quarters[OURS][1]
+        parts.append(f"onnxruntime's median is {ratio:.3g} times that of onnx2jax")
+    facts = {"device": device, "load": load_time, "first_call": first, "seconds": seconds}
+    print_result(arguments, facts, *parts)
 
 
-def add_profile(parser: argparse.ArgumentParser) -> None:
+def add_profile(parser: Parser) -> None:
     """Add the options of the command."""
-    add_command(parser, _profile, example="profile model.onnx --dim batch=8")
+    parser.set_command(_profile, example="profile model.onnx --dim batch=8")
     add_inputs(parser)
-    add_dims(parser)
-    add_rebatch(parser)
-    add_dtype(parser)
+    parser.add_dims()
+    parser.add_rebatch()
+    parser.add_dtype()
     parser.add_argument("--calls", type=whole, default=20, metavar="N", help="calls to record (default: %(default)s)")
-    parser.add_argument("--all", action="store_true", help=f"list every node, not the first {SHOWN}")
+    parser.add_switch("--all", f"list every node, not the first {SHOWN}")
 
 
-def _profile(arguments: argparse.Namespace) -> int:
+def _profile(arguments: argparse.Namespace) -> None:
     if arguments.calls < 1:
         raise CommandError("--calls must be at least 1")
-    model = converted(arguments, dims=dims(arguments.dim))
-    given = input_values(model, arguments)
-    feeds = filled(model, given, arguments.seed)
-    args, named = by_position(model, feeds)
-    with stage("compiling and recording"), sized(model, given):
-        found = model.profile(*args, calls=arguments.calls, **named)
-    if arguments.json:
-        print(found.to_json())
-        return 0
-    rows = list(found.rows())
+    model = converted(arguments)
+    values = input_values(model, arguments)
+    args, named = by_position(model, filled(model, values, arguments.seed))
+    with stage("compiling and recording"), sized(model, values):
+        profile = model.profile(*args, calls=arguments.calls, **named)
+    rows = list(profile.rows())
     shown = rows if arguments.all else rows[:SHOWN]
-    print_table(f"{len(rows)} nodes" + (f"; the first {SHOWN}" if len(shown) < len(rows) else ""), HEAD, shown)
-    every = sum(found.operators.values())
-    kinds = [(n, duration(s), f"{s / every:.1%}") for n, s in found.operators.items()]
-    print_table("operators", ("operator", "per call", "share"), kinds)
-    print(found.total)
-    return 0
+    title = f"{len(rows)} nodes" + (f"; the first {SHOWN}" if len(shown) < len(rows) else "")
+    in_nodes = sum(profile.operators.values())
+    operators = [(n, duration(s), f"{s / in_nodes:.1%}") for n, s in profile.operators.items()]
+    by_operator = Table("operators", ("operator", "per call", "share"), operators)
+    print_result(arguments, profile, Table(title, HEAD, shown), by_operator, profile.total)

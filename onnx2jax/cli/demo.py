@@ -6,15 +6,14 @@ import argparse
 from pathlib import Path
 
 from .. import demo
-from ..progress import stage
 from ..runtime import cache_folder
-from .terminal import add_command, as_path, print_json, print_result
+from .parser import Parser, as_path
+from .terminal import print_result
 
 
-def add_demo(parser: argparse.ArgumentParser) -> None:
+def add_demo(parser: Parser) -> None:
     """Add the options of the command."""
-    add_command(
-        parser,
+    parser.set_command(
         _demo,
         example="demo --output demo.png",
         statuses={1: "matplotlib or rich is not installed"},
@@ -25,41 +24,32 @@ def add_demo(parser: argparse.ArgumentParser) -> None:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    sign = stage("converting, compiling and differentiating")
     if not arguments.json:
-        return demo.run(arguments.output, sign)
-    with sign:
-        found = demo.compute()
-    samples = found.samples
-    print_json(
-        {
-            "labels": samples.labels.tolist(),
-            "predictions": found.predictions.tolist(),
-            "right": int((found.predictions == samples.labels).sum()),
-            "seconds": found.timings._asdict(),
-            "reference_difference": found.reference_difference,
-            "vmap_difference": found.vmap_difference,
-            "gradient": found.gradient,
-            "finite_difference": found.finite_difference,
-        }
-    )
+        return demo.run(arguments.output)
+    findings = demo.compute()
+    facts = {
+        "labels": findings.samples.labels.tolist(),
+        "predictions": findings.predictions.tolist(),
+        "right": findings.right,
+        "seconds": findings.timings._asdict(),
+    }
+    print_result(arguments, facts | {n: getattr(findings, n) for n in demo.FIGURES})
     return 0
 
 
-def add_cache(parser: argparse.ArgumentParser) -> None:
+def add_cache(parser: Parser) -> None:
     """Add the options of the command."""
-    add_command(parser, _cache, example="cache --clear", model=None)
-    parser.add_argument("--clear", action="store_true", help="delete all programs in it")
+    parser.set_command(_cache, example="cache --clear", model=None)
+    parser.add_switch("--clear", "delete all programs in it")
 
 
-def _cache(arguments: argparse.Namespace) -> int:
-    folder = cache_folder.folder(True)
-    found = cache_folder.Contents([], [])
-    if folder is not None:
-        found = cache_folder.clear(folder) if arguments.clear else cache_folder.contents(folder)
-    facts = {"programs": len(found.entries), "bytes": found.bytes, "cleared": arguments.clear}
-    end = ", now deleted" if arguments.clear else f" of at most {cache_folder.MAX_BYTES:,}"
-    text = f"{folder}\n{len(found.entries)} programs, {found.bytes:,} bytes{end}"
+def _cache(arguments: argparse.Namespace) -> None:
+    folder, contents = cache_folder.folder(True), cache_folder.Contents([], [])
     if folder is None:
         text = f"no folder: {cache_folder.VARIABLE} is empty, or the user has no home"
-    return print_result(arguments, {"folder": folder and str(folder), **facts}, text)
+    else:
+        contents = cache_folder.clear(folder) if arguments.clear else cache_folder.contents(folder)
+        end = ", now deleted" if arguments.clear else f" of at most {cache_folder.MAX_BYTES:,}"
+        text = f"{folder}\n{len(contents.entries)} programs, {contents.bytes:,} bytes{end}"
+    facts = {"programs": len(contents.entries), "bytes": contents.bytes, "cleared": arguments.clear}
+    print_result(arguments, {"folder": folder and str(folder), **facts}, text)

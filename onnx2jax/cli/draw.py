@@ -6,7 +6,6 @@ import argparse
 import tempfile
 import webbrowser
 from pathlib import Path
-from typing import Any
 
 from ..errors import ModelError, UnsupportedError
 from ..model.convert import open_model
@@ -17,66 +16,58 @@ from ..model.spec import Spec
 from ..progress import stage
 from ..proto.origin import Origin
 from .inputs import add_inputs, filled, input_values, sized
-from .terminal import (
-    CommandError,
-    add_command,
-    add_dims,
-    as_path,
-    converted,
-    dims,
-    note,
-    print_result,
-    reading,
-)
+from .parser import CommandError, Parser, as_path, converted, reading
+from .terminal import note, print_result
 
 PROFILED: int = 5
 """Calls that ``--profile`` records."""
 
 
-def add_draw(parser: argparse.ArgumentParser) -> None:
+def add_draw(parser: Parser) -> None:
     """Add the options of the command."""
-    add_command(parser, _draw, example="draw model.onnx page.html", json="print the page's path and size as JSON")
+    parser.set_command(_draw, example="draw model.onnx page.html", json="print the page's path and size as JSON")
     parser.add_argument(
         "page", type=as_path, help="the file to write: one self-contained .html file, or an .svg picture"
     )
     add_facts(parser)
 
 
-def add_facts(parser: argparse.ArgumentParser) -> None:
+def add_facts(parser: Parser) -> None:
     """Add the options for what a page shows, which ``_write`` reads."""
     add_inputs(parser)
-    parser.add_argument("--random", action="store_true", help="show what nodes compute for random inputs")
-    parser.add_argument("--profile", action="store_true", help="colour nodes by the time of a call")
-    parser.add_argument("--verify", action="store_true", help="open at the first node that differs from others")
-    add_dims(parser)
+    parser.add_switch("--random", "show what nodes compute for random inputs")
+    parser.add_switch("--profile", "colour nodes by the time of a call")
+    parser.add_switch("--verify", "open at the first node that differs from others")
+    parser.add_dims()
 
 
-def _draw(arguments: argparse.Namespace) -> int:
-    return _write(arguments, arguments.page)
+def _draw(arguments: argparse.Namespace) -> None:
+    _write(arguments, arguments.page)
 
 
-def _write(arguments: argparse.Namespace, path: Path) -> int:
+def _write(arguments: argparse.Namespace, path: Path) -> None:
     """Write the page of the command's model, with what its options ask for, and print its path and size."""
-    sizes, picture = dims(arguments.dim), is_picture(path)
+    picture = is_picture(path)
     try:
-        model = converted(arguments, dims=sizes)
+        model = converted(arguments)
     except (UnsupportedError, ModelError) as e:
-        if sizes or arguments.random or arguments.input or arguments.text or arguments.profile or arguments.verify:
+        if any(vars(arguments)[n] for n in ("dim", "random", "input", "text", "profile", "verify")):
             raise
         model = _unsupported(arguments, e)
-    shown: dict[str, Any] = {}
-    given = input_values(model, arguments)
-    feeds = filled(model, given, arguments.seed) if given or arguments.random or arguments.profile else given
+    values = input_values(model, arguments)
+    feeds = filled(model, values, arguments.seed) if values or arguments.random or arguments.profile else values
     if (feeds or arguments.profile or arguments.verify) and picture:
         raise CommandError("a picture shows the graph alone: write an .html page")
-    with stage("drawing"), sized(model, given):
+    profile = verification = None
+    with stage("drawing"), sized(model, values):
         if arguments.profile:
             args, named = by_position(model, feeds)
-            shown["profile"] = model.profile(*args, calls=PROFILED, **named)
+            profile = model.profile(*args, calls=PROFILED, **named)
         if arguments.verify:
-            shown["verification"] = model.verify(*([feeds] if feeds else ()))
-        size = model.draw(path, inputs=feeds or None, **shown).stat().st_size
-    return print_result(arguments, {"page": str(path), "bytes": size}, f"{path}  {size:,} bytes")
+            verification = model.verify(*([feeds] if feeds else ()))
+        page = model.draw(path, inputs=feeds or None, profile=profile, verification=verification)
+    size = page.stat().st_size
+    print_result(arguments, {"page": str(path), "bytes": size}, f"{path}  {size:,} bytes")
 
 
 def _unsupported(arguments: argparse.Namespace, error: Exception) -> Model:
@@ -88,10 +79,9 @@ def _unsupported(arguments: argparse.Namespace, error: Exception) -> Model:
     return Model(Spec.of(imported, origin=Origin(importer.message, importer.files)))
 
 
-def add_view(parser: argparse.ArgumentParser) -> None:
+def add_view(parser: Parser) -> None:
     """Add the options of the command."""
-    add_command(
-        parser,
+    parser.set_command(
         _view,
         example="view model.onnx --random --dim batch=2 --profile",
         json="print the page's path and size as JSON, and open nothing",
@@ -100,9 +90,8 @@ def add_view(parser: argparse.ArgumentParser) -> None:
     add_facts(parser)
 
 
-def _view(arguments: argparse.Namespace) -> int:
+def _view(arguments: argparse.Namespace) -> None:
     path = arguments.page or Path(tempfile.mkdtemp(prefix="onnx2jax-"), f"{arguments.model.stem}.html")
     _write(arguments, path)
     if not arguments.json and not webbrowser.open(path.resolve().as_uri()):
         note("there is no browser here: open the page elsewhere")
-    return 0

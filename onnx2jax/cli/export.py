@@ -14,43 +14,28 @@ from typing import Any
 from ..model.files.export import ABOUT, PLATFORMS
 from ..model.files.exported import load_exported
 from ..progress import stage
-from .terminal import (
-    CommandError,
-    add_command,
-    add_computing,
-    add_dims,
-    add_rebatch,
-    as_path,
-    converted,
-    extents,
-    note,
-    pairs,
-    print_result,
-)
+from .parser import Parser, as_path, converted
+from .terminal import declaration, note, print_result
 
 
-def add_export(parser: argparse.ArgumentParser) -> None:
+def add_export(parser: Parser) -> None:
     """Add the options of the command."""
-    add_command(
-        parser,
+    parser.set_command(
         _export,
         example="export model.onnx folder --dim batch=8 --platforms cpu,cuda,tpu",
         json="print inputs, outputs, platforms and files as JSON",
     )
     parser.add_argument("folder", type=as_path)
-    add_dims(
-        parser, "the extent of a dimension variable: a number, or an expression such as past+1; symbolic by default"
+    parser.add_dims(
+        "the extent of a dimension variable: a number, or an expression such as past+1; symbolic by default", _extent
     )
-    parser.add_argument(
+    parser.add_pairs(
         "--static",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="fix an input whose value decides shapes or branches: a number, or a list [1, 8]; repeatable",
+        "NAME=VALUE",
+        "fix an input whose value decides shapes or branches: a number, or a list [1, 8]",
+        _literal,
     )
-    parser.add_argument(
-        "--constraint", action="append", default=[], metavar="'A <= 512'", help="a constraint on dimensions; repeatable"
-    )
+    parser.add_repeatable("--constraint", "'A <= 512'", "a constraint on dimensions")
     parser.add_argument(
         "--platforms",
         type=lambda text: text.split(","),
@@ -63,21 +48,18 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--vjp-order", type=int, default=0, metavar="N", help="how many times the program can be differentiated (0)"
     )
-    add_rebatch(parser)
-    add_computing(parser)
+    parser.add_rebatch()
+    parser.add_computing()
     parser.add_argument("--weights", choices=["beside", "inside"], default="beside", help="(default: %(default)s)")
-    parser.add_argument("--text", action="store_true", help="write the program as StableHLO too")
+    parser.add_switch("--text", "write the program as StableHLO too")
 
 
-def _export(arguments: argparse.Namespace) -> int:
-    sizes = extents(arguments.dim)
-    model = converted(
-        arguments, static={n: _value(n, text) for n, text in pairs("--static", arguments.static, "VALUE")}
-    )
+def _export(arguments: argparse.Namespace) -> None:
+    model = converted(arguments, dims=None, static=dict(arguments.static))
     with stage("lowering"), _attempts():
         folder = model.export(
             arguments.folder,
-            dims=sizes,
+            dims=dict(arguments.dim),
             constraints=arguments.constraint,
             platforms=arguments.platforms,
             weights=arguments.weights,
@@ -90,22 +72,28 @@ def _export(arguments: argparse.Namespace) -> int:
     about = json.loads((folder / ABOUT).read_text())
     if arguments.format == "stablehlo":
         facts = {**{key: about[key] for key in ("arguments", "results", "platform")}, "files": files}
-        return print_result(arguments, facts, "\n".join([_stablehlo(about), *listed]))
+        print_result(arguments, facts, _stablehlo(about), *listed)
+        return
     program = load_exported(folder)
-    if found := about["constraints"][len(arguments.constraint) :]:
-        note(f"the model requires {', '.join(found)}")
+    if constraints := about["constraints"][len(arguments.constraint) :]:
+        note(f"the model requires {', '.join(constraints)}")
     for name, k in about.get("multiples", {}).items():
         note(f"{name} must be a multiple of {k}, which the model requires; fix it: --dim {name}={8 * k}")
-    inputs = [{"name": v.name, "type": str(v.type)} for v in program.inputs]
+    inputs = list(map(declaration, program.inputs))
     facts = {"inputs": inputs, "outputs": program.outputs, "platforms": program.platforms, "files": files}
-    return print_result(arguments, facts, "\n".join([str(program), *listed]))
+    print_result(arguments, facts, program, *listed)
 
 
-def _value(name: str, text: str) -> Any:
+def _extent(text: str) -> int | str:
+    """Parse an extent: a number, or an expression of other dimensions, as in ``total=past+sequence``."""
+    return int(text) if text.isdecimal() else text
+
+
+def _literal(text: str) -> Any:
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
-        raise CommandError(f"--static {name}={text}: {text!r} is no number and no list of numbers") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is no number and no list of numbers") from None
 
 
 @contextmanager

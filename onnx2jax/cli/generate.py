@@ -16,13 +16,13 @@ from ..generation.files import decoder
 from ..generation.sampling import Sampling
 from ..generation.text import Reader
 from ..progress import stage
-from .terminal import add_command, add_computing, as_path, computing, loading, print_json, print_result, reading, whole
+from .parser import Parser, as_path, computing, reading, whole
+from .terminal import loading, print_result
 
 
-def add_generate(parser: argparse.ArgumentParser) -> None:
+def add_generate(parser: Parser) -> None:
     """Add the options of the command."""
-    add_command(
-        parser,
+    parser.set_command(
         _generate,
         example='generate folder --prompt "Once upon a time" --temperature 0.7',
         json="print the tokens, and the text where there is a tokenizer, as JSON at the end",
@@ -39,16 +39,10 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--repetition-penalty", type=float, default=1.0, metavar="R", help="above 1, words occur less often again"
     )
-    add_computing(parser)
+    parser.add_computing()
     parser.add_argument("--cache-dir", type=as_path, default=True, metavar="DIR", help="keep compiled programs there")
     parser.add_argument("--seed", type=whole, default=0, help="of what is drawn (default: %(default)s)")
-    parser.add_argument(
-        "--stop",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="ends the text, as do 1,2 with --prompt-ids; repeatable",
-    )
+    parser.add_repeatable("--stop", "TEXT", "ends the text, as do 1,2 with --prompt-ids")
 
 
 def _ids(text: str) -> list[int]:
@@ -58,25 +52,26 @@ def _ids(text: str) -> list[int]:
     return [int(p) for p in parts]
 
 
-def _generate(arguments: argparse.Namespace) -> int:
+def _generate(arguments: argparse.Namespace) -> None:
     if arguments.prompt_ids is not None:
-        return _print_ids(arguments)
+        _print_ids(arguments)
+        return
     model = _decoder(arguments)
     try:
         prompt = model.encode(arguments.prompt)
     except ImportError as error:
         raise UnsupportedError(f"{error}; or give tokens, --prompt-ids 1,2,3") from None
     assert model.tokenizer is not None
-    reader, found = Reader(model.tokenizer, [prompt], arguments.stop), list[int]()
+    reader, tokens = Reader(model.tokenizer, [prompt], arguments.stop), list[int]()
     for token in _tokens(model, arguments, prompt):
-        found.append(token)
+        tokens.append(token)
         (piece,) = reader.add(np.array([token]), np.array([True]))
         if not arguments.json:
             print(piece, end="", flush=True)
         if reader.ended.all():
             break
     (rest,) = reader.rest()
-    return print_result(arguments, {"text": reader.texts[0], "tokens": found}, rest)
+    print_result(arguments, {"text": reader.texts[0], "tokens": tokens}, rest)
 
 
 def _decoder(arguments: argparse.Namespace, **options: Any) -> Decoder:
@@ -85,20 +80,18 @@ def _decoder(arguments: argparse.Namespace, **options: Any) -> Decoder:
         return decoder(arguments.model, **options)
 
 
-def _print_ids(arguments: argparse.Namespace) -> int:
+def _print_ids(arguments: argparse.Namespace) -> None:
     try:
         stop = [_ids(s) for s in arguments.stop]
     except argparse.ArgumentTypeError as error:
         arguments.parser.error(f"argument --stop: {error}")
     model = _decoder(arguments, tokenizer=False)
-    tokens = _tokens(model, arguments, arguments.prompt_ids, stop)
-    if arguments.json:
-        print_json({"tokens": list(tokens)})
-        return 0
-    for i, token in enumerate(tokens):
-        print(f" {token}" if i else token, end="", flush=True)
-    print()
-    return 0
+    tokens: list[int] = []
+    for token in _tokens(model, arguments, arguments.prompt_ids, stop):
+        if not arguments.json:
+            print(f" {token}" if tokens else token, end="", flush=True)
+        tokens.append(token)
+    print_result(arguments, {"tokens": tokens}, "")
 
 
 def _tokens(

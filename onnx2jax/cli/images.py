@@ -11,7 +11,8 @@ import numpy as np
 
 from .. import compat
 from ..proto.types import TensorType, ValueInfo
-from .terminal import CommandError, note
+from .parser import CommandError, Parser
+from .terminal import note
 
 IMAGES: Final = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 CHANNELS: Final = {1: "L", 3: "RGB", 4: "RGBA"}
@@ -26,7 +27,7 @@ RANGES: Final = {
 FLAGS: Final = ("pixels", "bgr", "mean", "std")
 
 
-def add_images(parser: argparse.ArgumentParser) -> None:
+def add_images(parser: Parser) -> None:
     """Add the options that ``image`` reads."""
     parser.add_argument(
         "--pixels",
@@ -35,7 +36,7 @@ def add_images(parser: argparse.ArgumentParser) -> None:
         help="for images: the numbers for black and white, such as 0,255 or =-1,1 (default: those of the model's "
         "metadata, else 0,1)",
     )
-    parser.add_argument("--bgr", action="store_true", help="for images: channels in the order blue, green, red")
+    parser.add_switch("--bgr", "for images: channels in the order blue, green, red")
     for name, what in (("mean", "subtracted from"), ("std", "by which are divided")):
         parser.add_argument(
             f"--{name}", type=_numbers, metavar="A,B,C", help=f"for images: {what} these pixels, by channel"
@@ -50,10 +51,10 @@ def _numbers(text: str) -> list[float]:
 
 
 def _range(text: str) -> list[float]:
-    found = _numbers(text)
-    if len(found) != 2:
+    numbers = _numbers(text)
+    if len(numbers) != 2:
         raise argparse.ArgumentTypeError(f"{text!r} is not two numbers such as 0,255")
-    return found
+    return numbers
 
 
 def image(info: ValueInfo, path: Path, arguments: argparse.Namespace, metadata: Mapping[str, str]) -> np.ndarray:

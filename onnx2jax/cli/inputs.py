@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,33 +15,31 @@ import numpy as np
 from ..errors import InputShapeError, InputTypeError, ModelError, OperatorError, did_you_mean
 from ..generation.files import tokenizer_beside
 from ..model.caches import step_extents
-from ..model.calls.arguments import named_dims, variables
+from ..model.calls.arguments import named_dims, variables, with_dims
 from ..model.reports.samples import data_sets, random_values, read_value, read_values
 from ..model.reports.summary import larger_sizes
 from ..progress import stage
 from ..proto.paths import path_of
 from ..proto.types import TensorType, ValueInfo
 from .images import IMAGES, add_images, image, image_options
-from .terminal import CommandError, note, pairs, whole
+from .parser import CommandError, Parser, pair, whole
+from .terminal import note
 
 
-def add_inputs(parser: argparse.ArgumentParser) -> None:
+def add_inputs(parser: Parser) -> None:
     """Add the options that ``input_values`` reads."""
-    parser.add_argument(
+    parser.add_repeatable(
         "--input",
-        action="append",
-        default=[],
-        metavar="NAME=FILE",
-        help="an input's value: .npy, .pb (a TensorProto), .txt (a text in each line), or an image; "
-        "FILE.npz, or a folder with input_0.pb, alone gives several; repeatable",
+        "NAME=FILE",
+        "an input's value: .npy, .pb (a TensorProto), .txt (a text in each line), or an image; "
+        "FILE.npz, or a folder with input_0.pb, alone gives several",
     )
-    parser.add_argument(
+    parser.add_pairs(
         "--text",
-        action="append",
-        default=[],
-        metavar="NAME=TEXT",
-        help="a text; its tokens by tokenizer.json beside the model where the input is of integers, "
-        "with attention_mask and token_type_ids; repeatable",
+        "NAME=TEXT",
+        "a text; its tokens by tokenizer.json beside the model where the input is of integers, "
+        "with attention_mask and token_type_ids",
+        first=True,
     )
     add_images(parser)
     parser.add_argument("--seed", type=whole, default=0, help="of random numbers (default: %(default)s)")
@@ -56,9 +55,8 @@ def input_values(model: Any, arguments: argparse.Namespace) -> dict[str, Any]:
     if (options := image_options(arguments)) and not takes_images(arguments):
         raise CommandError(f"{options[0]} is for images, and no --input is one")
     feeds = _files(model, declared, arguments)
-    for name, text in pairs("--text", arguments.text, "TEXT", first=True):
-        known = _known(name, declared)
-        feeds |= _text(known, text, declared.keys() - feeds.keys(), arguments.model)
+    for name, text in arguments.text:
+        feeds |= _text(_known(name, declared), text, declared.keys() - feeds.keys(), arguments.model)
     return feeds
 
 
@@ -69,49 +67,42 @@ def takes_images(arguments: argparse.Namespace) -> bool:
 
 def filled(model: Any, feeds: Mapping[str, Any], seed: int) -> dict[str, Any]:
     """The feeds, with random numbers for missing inputs; dimension variables keep the extents of given inputs."""
-    rng = np.random.default_rng(seed)
-    declared = {v.name: v for v in named_dims(model.inputs)}
+    declared = named_dims(model.inputs)
     extents = {
         d: n
-        for name, value in feeds.items()
-        if name in declared
-        for d, n in zip(declared[name].shape or (), np.shape(value), strict=False)
+        for v in declared
+        if v.name in feeds
+        for d, n in zip(v.shape or (), np.shape(feeds[v.name]), strict=False)
         if isinstance(d, str)
     }
-    absent = [v for v in declared.values() if v.name not in feeds]
-    say_sizes(d for d in variables(absent) if d not in extents)
+    absent = [v for v in with_dims(declared, extents) if v.name not in feeds]
+    say_sizes(absent)
     try:
-        return {**feeds, **random_values((_with_extents(v, extents) for v in absent), rng)}
+        return {**feeds, **random_values(absent, np.random.default_rng(seed))}
     except InputTypeError as e:
         options = " ".join(f"--input {v.name}=FILE.npy" for v in absent[:3])
         raise CommandError(f"{e}; pass arrays with {options}") from None
 
 
-def say_sizes(names: Iterable[str]) -> None:
-    """Name the dimensions that are taken as 1, and the flags that choose others."""
-    if names := list(dict.fromkeys(names)):
+def say_sizes(inputs: Iterable[ValueInfo]) -> None:
+    """Name the dimensions of inputs that are taken as 1, and the flags that choose others."""
+    if names := variables(inputs):
         note(f"taken as 1: {', '.join(names)}; other sizes: {' '.join(f'--dim {n}=SIZE' for n in names)}")
 
 
 @contextmanager
-def sized(model: Any, given: Mapping[str, Any]) -> Iterator[None]:
-    """If a call fails on extents of 1 of inputs that are not given, name flags with which it succeeds."""
+def sized(model: Any, values: Mapping[str, Any]) -> Iterator[None]:
+    """If a call fails on extents of 1 of inputs without values, name flags with which it succeeds."""
     try:
         yield
     except (OperatorError, InputShapeError) as e:
         if "bytes of memory" in str(e):  # larger extents need more
             raise
         with stage("trying larger extents"):
-            sizes = larger_sizes(model, given, {}, step_extents(model, {}))
+            sizes = larger_sizes(model, values, {}, step_extents(model, {}))
         if sizes:
             e.add_note(f"extents of 1 may be too small: {' '.join(f'--dim {n}={size}' for n, size in sizes.items())}")
         raise
-
-
-def _with_extents(info: ValueInfo, extents: Mapping[str, int]) -> ValueInfo:
-    if info.shape is None:
-        return info
-    return info.reshaped([extents.get(d, d) if isinstance(d, str) else d for d in info.shape])
 
 
 def _known(name: str, declared: Mapping[str, ValueInfo]) -> ValueInfo:
@@ -138,7 +129,7 @@ def _files(model: Any, declared: Mapping[str, ValueInfo], arguments: argparse.Na
                 raise CommandError(f"{option} contains one unnamed array: --input NAME={option}")
             feeds |= {n: _as_declared(array, _known(n, declared)) for n, array in arrays.items()}
         else:
-            ((name, path),) = pairs("--input", [option], "FILE")
+            name, path = pair("--input", "NAME=FILE", option)
             feeds[name] = _file(_known(name, declared), path_of(path), arguments, model.metadata)
     return feeds
 
@@ -193,11 +184,9 @@ def _texts(info: ValueInfo, texts: list[str]) -> np.ndarray:
     shape = info.shape
     if shape is None:
         return array
-    free = [i for i, d in enumerate(shape) if not isinstance(d, int)]
-    sizes = [d if isinstance(d, int) else 1 for d in shape]
-    if free:
-        sizes[free[0]] = len(texts)
-    if int(np.prod(sizes)) != len(texts):
+    first_free = next((i for i, d in enumerate(shape) if not isinstance(d, int)), None)
+    sizes = [d if isinstance(d, int) else len(texts) if i == first_free else 1 for i, d in enumerate(shape)]
+    if math.prod(sizes) != len(texts):
         raise CommandError(f"input {info} does not take {len(texts)} texts")
     return array.reshape(sizes)
 
@@ -209,7 +198,8 @@ def _text(info: ValueInfo, text: str, free: Iterable[str], model: Path) -> dict[
     if info.type.dtype == object:
         return {info.name: _texts(info, [text])}
     encoding = tokenizer_beside(model).encode(text)
-    found = {info.name: encoding.ids}
-    others = {"attention_mask": "attention_mask", "token_type_ids": "type_ids"}
-    found |= {n: getattr(encoding, field) for n, field in others.items() if n in free and n != info.name}
-    return {n: np.array(v, info.type.dtype)[(None,) * (len(info.shape or (0, 0)) - 1)] for n, v in found.items()}
+    rows = {info.name: encoding.ids}
+    for name, row in (("attention_mask", encoding.attention_mask), ("token_type_ids", encoding.type_ids)):
+        if name in free:
+            rows.setdefault(name, row)
+    return {n: np.array(row, info.type.dtype)[(None,) * (len(info.shape or (0, 0)) - 1)] for n, row in rows.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -16,38 +17,24 @@ from ..model.reports.summary import HEAD
 from ..model.spec import Spec
 from ..ops.registry import supported
 from ..proto.types import ValueInfo
-from .terminal import (
-    CommandError,
-    add_command,
-    add_dims,
-    as_path,
-    converted,
-    dims,
-    loading,
-    print_json,
-    print_table,
-    reading,
-    type_of,
-)
+from .parser import CommandError, Parser, as_path, converted, reading
+from .terminal import Table, declaration, loading, print_result, type_of
 
 SHOWN = 12
 """The number of parameters that ``inspect`` lists without ``--all``."""
 
 
-def add_inspect(parser: argparse.ArgumentParser) -> None:
+def add_inspect(parser: Parser) -> None:
     """Add the options of the command."""
-    add_command(parser, _inspect, example="inspect model.onnx --json", statuses={3: "some operators are unsupported"})
-    parser.add_argument("--all", action="store_true", help=f"list every parameter, not the {SHOWN} largest")
+    parser.set_command(_inspect, example="inspect model.onnx --json", statuses={3: "some operators are unsupported"})
+    parser.add_switch("--all", f"list every parameter, not the {SHOWN} largest")
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
     with loading(arguments.model):
         facts = describe(open_model(arguments.model, reading(arguments)).model())
-    if arguments.json:
-        print_json(facts)
-    else:
-        _print_facts(facts, everything=arguments.all)
-    return 3 if any(not o["supported"] for o in facts["operators"]) else 0
+    print_result(arguments, facts, *_parts(facts, everything=arguments.all))
+    return _status(facts["operators"])
 
 
 def describe(imported: Imported) -> dict[str, Any]:
@@ -71,66 +58,51 @@ def describe(imported: Imported) -> dict[str, Any]:
 
 def operators(imported: Imported) -> list[dict[str, Any]]:
     """The operators of a file with their counts, including those in subgraphs and functions."""
-    counts: Counter[tuple[str, str, int, bool, bool]] = Counter()
-    for graph in imported.graph.walk():
-        for node in graph.nodes:
-            is_function = isinstance(node.target, Function)
-            counts[node.domain, node.op_type, node.opset, is_function, node.target is not None] += 1
+    nodes = (node for graph in imported.graph.walk() for node in graph.nodes)
+    counts = Counter(
+        (n.domain, n.op_type, n.opset, n.target is not None, isinstance(n.target, Function)) for n in nodes
+    )
+    names = ("name", "opset", "supported", "function")
     return [
-        {
-            "domain": domain or "ai.onnx",
-            "name": name,
-            "opset": opset,
-            "count": count,
-            "supported": is_supported,
-            "function": is_function,
-        }
-        for (domain, name, opset, is_function, is_supported), count in sorted(counts.items())
+        {"domain": domain or "ai.onnx", **dict(zip(names, facts, strict=True)), "count": count}
+        for (domain, *facts), count in sorted(counts.items())
     ]
 
 
 def _described(info: ValueInfo) -> dict[str, Any]:
-    facts: dict[str, Any] = {"name": info.name, "type": str(info.type or "undeclared")}
-    if info.shape is not None:
-        facts["shape"] = list(info.shape)
-    return facts
+    return declaration(info) | ({} if info.shape is None else {"shape": list(info.shape)})
 
 
-def _print_facts(facts: dict[str, Any], everything: bool) -> None:
+def _parts(facts: dict[str, Any], everything: bool) -> Iterator[Table | str]:
     opsets = ", ".join(f"{domain} {version}" for domain, version in facts["opsets"].items())
-    print(f"IR {facts['ir_version']}, opsets: {opsets}")
+    yield f"IR {facts['ir_version']}, opsets: {opsets}"
     if facts["metadata"]:
-        print_table("metadata", ("name", "value"), facts["metadata"].items())
+        yield Table("metadata", ("name", "value"), facts["metadata"].items())
     for part in ("inputs", "optional_inputs", "outputs"):
         if facts[part]:
-            print_table(part.replace("_", " "), ("name", "type"), [(v["name"], v["type"]) for v in facts[part]])
+            yield Table(part.replace("_", " "), ("name", "type"), [(v["name"], v["type"]) for v in facts[part]])
     parameters = sorted(facts["parameters"], key=lambda p: -p["bytes"])
     shown = parameters if everything else parameters[:SHOWN]
     total = sum(p["bytes"] for p in parameters)
-    print_table(
+    yield Table(
         f"parameters: {len(parameters)}, {_size(total)}"
         + (f"; the {SHOWN} largest" if len(shown) < len(parameters) else ""),
         ("name", "type", "size"),
         [(p["name"], p["type"], _size(p["bytes"])) for p in shown],
     )
-    unsupported = sum(not o["supported"] for o in facts["operators"])
-    print_table(
-        f"operators: {len(facts['operators'])}, {unsupported or 'none'} unsupported",
-        ("domain", "operator", "opset", "count", ""),
-        [
-            (o["domain"], o["name"], str(o["opset"]), str(o["count"]), remark(o))
-            for o in sorted(facts["operators"], key=lambda o: (o["supported"], -o["count"]))
-        ],
-    )
-    for text in facts["missing"]:
-        print(text)
+    by_count = sorted(facts["operators"], key=lambda o: (o["supported"], -o["count"]))
+    yield _table(f"operators: {len(by_count)}", "count", by_count)
+    yield from facts["missing"]
 
 
-def remark(operator: dict[str, Any]) -> str:
-    """The remark about one of ``operators``."""
-    if not operator["supported"]:
-        return "unsupported"
-    return "function of the model" if operator["function"] else ""
+def _table(title: str, count: str, operators: list[dict[str, Any]]) -> Table:
+    """The table of ``operators``, with the header of their counts."""
+    unsupported = sum(not o["supported"] for o in operators)
+    rows = []
+    for o in operators:
+        remark = "unsupported" if not o["supported"] else "function of the model" if o["function"] else ""
+        rows.append((o["domain"], o["name"], str(o["opset"]), str(o["count"]), remark))
+    return Table(f"{title}, {unsupported or 'none'} unsupported", ("domain", "operator", "opset", count, ""), rows)
 
 
 def _size(n: float) -> str:
@@ -141,10 +113,9 @@ def _size(n: float) -> str:
     return f"{n:.3g} GB"
 
 
-def add_operators(parser: argparse.ArgumentParser) -> None:
+def add_operators(parser: Parser) -> None:
     """Add the options of the command."""
-    add_command(
-        parser,
+    parser.set_command(
         _operators,
         example="operators --domain com.microsoft --name '*Attention*'",
         statuses={3: "some operators of the file are unsupported"},
@@ -161,53 +132,42 @@ def _operators(arguments: argparse.Namespace) -> int:
 
     if arguments.model is not None:
         return _of_file(arguments, matches)
-    found = [
+    matching = [
         (domain or "ai.onnx", name, since)
         for domain, names in sorted(supported().items())
         for name, since in names.items()
         if matches(domain or "ai.onnx", name)
     ]
-    if arguments.json:
-        print_json([{"domain": domain, "name": name, "since": list(since)} for domain, name, since in found])
-        return 0
-    if not found:
+    if not matching and not arguments.json:
         near = did_you_mean(arguments.name, (name for names in supported().values() for name in names))
         raise CommandError(
             f"no supported operator matches --name {arguments.name!r} --domain {arguments.domain!r}{near}"
         )
-    rows = [(domain, name, ", ".join(map(str, since))) for domain, name, since in found]
-    print_table(f"{len(rows)} operators; opsets at which their meaning changes", ("domain", "operator", "since"), rows)
+    facts = [{"domain": domain, "name": name, "since": list(since)} for domain, name, since in matching]
+    rows = [(domain, name, ", ".join(map(str, since))) for domain, name, since in matching]
+    title = f"{len(rows)} operators; opsets at which their meaning changes"
+    print_result(arguments, facts, Table(title, ("domain", "operator", "since"), rows))
     return 0
 
 
-def _of_file(arguments: argparse.Namespace, matches: Any) -> int:
+def _of_file(arguments: argparse.Namespace, matches: Callable[[str, str], bool]) -> int:
     with loading(arguments.model):
-        found = operators(open_model(arguments.model, {}).model())
-    found = [o for o in found if matches(o["domain"], o["name"])]
-    unsupported = sum(not o["supported"] for o in found)
-    if arguments.json:
-        print_json(found)
-    else:
-        print_table(
-            f"{len(found)} operators in {arguments.model.name}, {unsupported or 'none'} unsupported",
-            ("domain", "operator", "opset", "nodes", ""),
-            [(o["domain"], o["name"], str(o["opset"]), str(o["count"]), remark(o)) for o in found],
-        )
-    return 3 if unsupported else 0
+        imported = open_model(arguments.model, {}).model()
+    facts = [o for o in operators(imported) if matches(o["domain"], o["name"])]
+    print_result(arguments, facts, _table(f"{len(facts)} operators in {arguments.model.name}", "nodes", facts))
+    return _status(facts)
 
 
-def add_summary(parser: argparse.ArgumentParser) -> None:
+def _status(operators: list[dict[str, Any]]) -> int:
+    return 0 if all(o["supported"] for o in operators) else 3
+
+
+def add_summary(parser: Parser) -> None:
     """Add the options of the command."""
-    add_command(parser, _summary, example="summary model.onnx --dim batch=8")
-    add_dims(parser)
+    parser.set_command(_summary, example="summary model.onnx --dim batch=8")
+    parser.add_dims()
 
 
-def _summary(arguments: argparse.Namespace) -> int:
-    sizes = dims(arguments.dim)
-    model = converted(arguments)
-    found = model.summary(dims=sizes)
-    if arguments.json:
-        print(found.to_json())
-    else:
-        print_table(found.total, HEAD, found.rows())
-    return 0
+def _summary(arguments: argparse.Namespace) -> None:
+    summary = converted(arguments, dims=None).summary(dims=dict(arguments.dim))
+    print_result(arguments, summary, Table(summary.total, HEAD, summary.rows()))

@@ -17,37 +17,21 @@ from ..model.reports.special_values import first_special, holds
 from ..progress import stage
 from ..proto import atomic
 from .inputs import add_inputs, filled, input_values, sized, takes_images
-from .terminal import (
-    CommandError,
-    add_command,
-    add_computing,
-    add_dims,
-    add_rebatch,
-    as_npz,
-    as_path,
-    converted,
-    dims,
-    note,
-    print_json,
-    print_table,
-    type_of,
-    with_flags,
-)
+from .parser import CommandError, Parser, as_npz, as_path, converted
+from .terminal import Table, note, print_result, type_of, with_flags
 
 
-def add_run(parser: argparse.ArgumentParser) -> None:
+def add_run(parser: Parser) -> None:
     """Add the options of the command."""
-    add_command(
-        parser,
+    parser.set_command(
         _run,
         example="run model.onnx --input image=cat.png --output-dir results",
         json="print inputs and outputs as JSON, with values of outputs up to 1000 numbers",
     )
     add_inputs(parser)
-    parser.add_argument(
+    parser.add_switch(
         "--random",
-        action="store_true",
-        help="fill other inputs with random numbers: normal floats; integers 0 or 1, valid as masks and indices",
+        "fill other inputs with random numbers: normal floats; integers 0 or 1, valid as masks and indices",
     )
     parser.add_argument(
         "--labels",
@@ -55,9 +39,9 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="names of classes, one in each line, or JSON (default: the model's metadata, or config.json beside it)",
     )
-    add_dims(parser)
-    add_rebatch(parser)
-    add_computing(parser)
+    parser.add_dims()
+    parser.add_rebatch()
+    parser.add_computing()
     parser.add_argument("--output-dir", type=as_path, metavar="DIR", help="save each output as DIR/NAME.npy")
     parser.add_argument("--output-file", type=as_npz, metavar="FILE.npz", help="save all outputs in one file")
 
@@ -66,49 +50,50 @@ MOST: int = 1000
 """The most elements of an output that are printed as JSON."""
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    model = converted(arguments, dims=dims(arguments.dim), background_compile=True)
-    given = input_values(model, arguments)
-    absent = [v for v in model.inputs if v.name not in given]
+def _run(arguments: argparse.Namespace) -> None:
+    model = converted(arguments, background_compile=True)
+    values = input_values(model, arguments)
+    absent = [v for v in model.inputs if v.name not in values]
     if absent and not arguments.random:
         raise CommandError(f"input {absent[0]} is missing: --input {absent[0].name}=FILE.npy, or --random")
-    feeds = filled(model, given, arguments.seed)
-    with stage("running"), sized(model, given):
+    feeds = filled(model, values, arguments.seed)
+    with stage("running"), sized(model, values):
         results = model.run(None, feeds)
     outputs = dict(zip((v.name for v in model.outputs), results, strict=True))
     if any(holds(v, "nan") for v in results) and (origin := first_special(model, feeds, 0, ["nan"])):
         note(with_flags(origin))
     classes = _classes(model, outputs, arguments)
-    written = _save(outputs, arguments.output_dir, arguments.output_file)
-    if arguments.json:
-        described = {n: {"type": type_of(x)} for n, x in feeds.items()}
-        facts = {"inputs": described, "outputs": {n: _described(x) for n, x in outputs.items()}}
-        more = {"classes": _plain(classes), "files": [str(file) for file in written]}
-        print_json(facts | {key: found for key, found in more.items() if found})
-    else:
-        for title, values in (("inputs", feeds), ("outputs", outputs)):
-            print_table(title, ("name", "type", "values"), [(n, type_of(x), _summary(x)) for n, x in values.items()])
-        for name, samples in classes.items():
-            for i, rows in enumerate(samples):
-                title = f"largest scores of {name}" + f", sample {i + 1} of {len(outputs[name])}" * (len(samples) > 1)
-                print_table(title, [*rows[0]], [tuple(map(_text, row.values())) for row in rows])
-        if written:
-            print(f"\nwrote {', '.join(map(str, written))}")
-    return 0
+    files = list(map(str, _save(outputs, arguments.output_dir, arguments.output_file)))
+    inputs = {n: {"type": type_of(x)} for n, x in feeds.items()}
+    facts: dict[str, Any] = {"inputs": inputs, "outputs": {n: _described(x) for n, x in outputs.items()}}
+    if classes:
+        facts["classes"] = _plain(classes)
+    if files:
+        facts["files"] = files
+    parts: list[Table | str] = [
+        Table(title, ("name", "type", "values"), [(n, type_of(x), _summary(x)) for n, x in arrays.items()])
+        for title, arrays in (("inputs", feeds), ("outputs", outputs))
+    ]
+    for name, samples in classes.items():
+        for i, rows in enumerate(samples):
+            title = f"largest scores of {name}" + f", sample {i + 1} of {len(outputs[name])}" * (len(samples) > 1)
+            parts.append(Table(title, [*rows[0]], [tuple(map(_text, row.values())) for row in rows]))
+    if files:
+        parts.append(f"\nwrote {', '.join(files)}")
+    print_result(arguments, facts, *parts)
 
 
 def _classes(model: Any, outputs: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
     """The best classes by output and sample: of an image, or of outputs that a file of labels fits."""
     if arguments.labels is None and not takes_images(arguments):
         return {}
-
     labels = labels_of(arguments.model, model.metadata, arguments.labels)
-    found = best(outputs, labels)
+    classes = best(outputs, labels)
     if arguments.labels is None:  # those beside the model may be of something else
-        return found or best(outputs, {})
-    if not found:
+        return classes or best(outputs, {})
+    if not classes:
         raise CommandError(f"--labels {arguments.labels} has {len(labels)} labels, and no output as many scores")
-    return found
+    return classes
 
 
 def _text(value: Any) -> str:
@@ -117,10 +102,9 @@ def _text(value: Any) -> str:
 
 def _described(value: Any) -> dict[str, Any]:
     """An output in JSON types; NaN and infinities become strings."""
-    if not isinstance(value, np.ndarray):
-        return {"type": type_of(value), "values": _plain(value)}
-    facts: dict[str, Any] = {"type": type_of(value)}
-    return facts | ({"values": _plain(value.tolist())} if value.size <= MOST else {"summary": _summary(value)})
+    if isinstance(value, np.ndarray) and value.size > MOST:
+        return {"type": type_of(value), "summary": _summary(value)}
+    return {"type": type_of(value), "values": _plain(value)}
 
 
 def _plain(value: Any) -> Any:
@@ -187,12 +171,12 @@ def labels_of(model: Path, metadata: Mapping[str, str], file: Path | None) -> di
     """
     if file is not None:
         text = file.read_text(encoding="utf-8", errors="replace")
-        if found := _labels(_parsed(text) if file.suffix == ".json" else text.splitlines()):
-            return found
+        if labels := _labels(_parsed(text) if file.suffix == ".json" else text.splitlines()):
+            return labels
         raise CommandError(f"--labels {file}: expected a label in each line, or JSON: a list, or labels by number")
     for key in KEYS:
-        if found := _labels(_parsed(metadata.get(key, ""))):
-            return found
+        if labels := _labels(_parsed(metadata.get(key, ""))):
+            return labels
     for config in (model.parent / "config.json", model.parent.parent / "config.json"):  # as optimum writes it
         if config.is_file() and isinstance(facts := _parsed(config.read_text(encoding="utf-8")), dict):
             return _labels(facts.get("id2label"))
@@ -209,16 +193,17 @@ def _parsed(text: str) -> Any:
     return None
 
 
-def _labels(found: Any) -> dict[int, str]:
+def _labels(names: Any) -> dict[int, str]:
     """Labels by class, of a list of them, or of labels by number, as text too; empty for anything else.
 
     >>> _labels({"0": "cat", "1": ["n02", "dog"]})
     {0: 'cat', 1: 'n02 dog'}
     """
-    pairs = dict(enumerate(found)) if isinstance(found, list) else found if isinstance(found, dict) else {}
-    if not all(str(k).isdecimal() for k in pairs):
+    if isinstance(names, list):
+        names = dict(enumerate(names))
+    if not isinstance(names, dict) or not all(str(k).isdecimal() for k in names):
         return {}
-    return {int(k): " ".join(map(str, v)) if isinstance(v, list) else str(v) for k, v in pairs.items()}
+    return {int(k): " ".join(map(str, v)) if isinstance(v, list) else str(v) for k, v in names.items()}
 
 
 def best(outputs: Mapping[str, Any], labels: Mapping[int, str]) -> dict[str, list[list[dict[str, Any]]]]:

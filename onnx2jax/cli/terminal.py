@@ -1,4 +1,4 @@
-"""Shared by commands: help, tables, progress, parsing of dimensions, and errors of the command line."""
+"""Shared by commands: what they print, progress, and advice of errors in words of the command line."""
 
 from __future__ import annotations
 
@@ -7,225 +7,60 @@ import ast
 import json
 import re
 import sys
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from textwrap import indent
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ..errors import did_you_mean
-from ..model.changes.dtype import DTYPES
-from ..model.convert import convert
-from ..model.model import Model
 from ..model.reports.table import table
 from ..progress import stage
-from ..proto.paths import path_of
-from ..proto.types import TensorType
-
-STATUSES: Final = {0: "success", 1: "the model or the data is invalid", 2: "the command line is invalid"}
-"""Exit statuses of every command."""
+from ..proto.types import TensorType, ValueInfo
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser that suggests commands and options, and reports unknown options with the usage of their command."""
+class Table(NamedTuple):
+    """A table of a command's result."""
 
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        found, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            parser = getattr(found, "parser", self)
-            flags = [text.partition("=")[0] for text in unknown if text.startswith("-")]
-            near = did_you_mean(flags, parser._option_string_actions)
-            parser.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
-        return found
+    title: str
+    headers: Sequence[str]
+    rows: Iterable[Sequence[str]]
 
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        try:
-            super()._check_value(action, value)
-        except argparse.ArgumentError as error:
-            near = did_you_mean(str(value), map(str, action.choices or ()))
-            raise argparse.ArgumentError(action, f"{error.message}{near}") from None
+    def print(self) -> None:
+        """Print it: with rich on a terminal, if installed; elsewhere plain columns, one line per row."""
+        rows = list(self.rows)
+        with suppress(ImportError):
+            if sys.stdout.isatty():
+                from rich.console import Console
+                from rich.markup import escape
+                from rich.table import Column
+                from rich.table import Table as Grid
+
+                grid = Grid(*(Column(h, overflow="fold") for h in self.headers), header_style="bold")
+                for row in rows:
+                    grid.add_row(*map(escape, row))
+                console = Console()
+                console.print(escape(self.title), style="italic")
+                console.print(grid)
+                return
+        print(f"\n{self.title}")
+        print(indent(table([self.headers, *rows], width=sys.maxsize), "  "))
 
 
-class CommandError(Exception):
-    """The command line is invalid in a way that argparse does not detect."""
+def print_result(arguments: argparse.Namespace, facts: Any, *parts: Table | object) -> None:
+    """Print a command's result: the facts with ``--json``, else the parts, or without parts the facts themselves.
 
-
-def add_command(
-    parser: argparse.ArgumentParser,
-    function: Callable[[argparse.Namespace], int],
-    *,
-    example: str,
-    statuses: dict[int, str] | None = None,
-    json: str = "print everything as JSON",
-    model: str | None = "",
-) -> None:
-    """Add what every command has: the function that it runs, the end of its help, ``--json``, the model.
-
-    Args:
-        parser: the command's.
-        function: executes the command and returns the exit status.
-        statuses: added to STATUSES, or replacing some.
-        json: the help of ``--json``.
-        model: the help of the model's file, beside which there are the options that ``reading`` reads; None for a
-            command without one.
+    Facts have ``to_json``, or types of JSON.
     """
-    table = "\n".join(f"  {status}  {what}" for status, what in {**STATUSES, **(statuses or {})}.items())
-    parser.epilog = f"example:\n  onnx2jax {example}\n\nexit status:\n{table}"
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.set_defaults(command=function, parser=parser)
-    parser.add_argument("--json", action="store_true", help=json)
-    if model is not None:
-        parser.add_argument("model", type=as_path, help=model)
-        parser.add_argument("--external-data-dir", type=as_path, metavar="DIR", help="the folder of external data")
-        parser.add_argument("--follow-links", action="store_true", help="accept external data behind links")
-
-
-def reading(arguments: argparse.Namespace) -> Any:
-    """The keywords of ``read`` that ``add_command`` added."""
-    return {"external_data_dir": arguments.external_data_dir, "follow_links": arguments.follow_links}
-
-
-def as_path(text: str) -> Path:
-    """Parse a path, for argparse; to pathlib, an empty one is the current folder."""
-    if not text:
-        raise argparse.ArgumentTypeError("the path is empty")
-    return path_of(text)
-
-
-def as_npz(text: str) -> Path:
-    """Parse the path of an .npz file to be written, for argparse."""
-    if Path(text).suffix not in ("", ".npz"):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is written as an .npz file: name it {Path(text).with_suffix('.npz')}"
-        )
-    return as_path(text)
-
-
-def whole(text: str) -> int:
-    """Parse a non-negative integer, for argparse."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-    return int(text)
-
-
-def add_dims(parser: argparse.ArgumentParser, help: str = "the extent of a dimension variable (default: 1)") -> None:
-    """Add ``--dim NAME=SIZE``, which ``dims`` reads."""
-    parser.add_argument("--dim", action="append", default=[], metavar="NAME=SIZE", help=f"{help}; repeatable")
-
-
-def add_dtype(parser: Any) -> None:
-    """Add ``--dtype``, which ``convert`` takes."""
-    parser.add_argument("--dtype", choices=DTYPES, help="compute the model in it (default: the file's types)")
-
-
-def add_computing(parser: Any) -> None:
-    """Add ``--dtype`` and ``--scan-layers``, which ``computing`` reads."""
-    add_dtype(parser)
-    parser.add_argument(
-        "--scan-layers",
-        action="store_true",
-        default=None,
-        help="evaluate repeated layers as one loop, which compiles sooner",
-    )
-
-
-def add_rebatch(parser: Any) -> None:
-    """Add ``--rebatch`` and ``--batch-axis``, which ``computing`` reads."""
-    parser.add_argument(
-        "--rebatch",
-        action="store_true",
-        help="accept multiples of the batch that the file fixes, its inputs' first axis",
-    )
-    parser.add_argument(
-        "--batch-axis",
-        action="append",
-        default=[],
-        metavar="NAME=AXIS",
-        help="the same, where the batch is another axis of an input or output, or not in all inputs; repeatable",
-    )
-
-
-def computing(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The options of ``convert`` that ``add_dtype``, ``add_computing`` and ``add_rebatch`` added."""
-    found = {n: vars(arguments)[n] for n in ("dtype", "scan_layers", "rebatch") if n in arguments}
-    axes = {
-        n: _size("--batch-axis", n, text)
-        for n, text in pairs("--batch-axis", vars(arguments).get("batch_axis", ()), "AXIS")
-    }
-    return found | ({"rebatch": axes} if axes else {})
-
-
-def converted(arguments: argparse.Namespace, **options: Any) -> Model:
-    """The model, converted by the options of the command line and others."""
-    with loading(arguments.model):
-        return convert(arguments.model, **reading(arguments), **computing(arguments), **options)
-
-
-def dims(options: Iterable[str]) -> dict[str, int]:
-    """The extents of ``NAME=SIZE`` options.
-
-    Raises:
-        CommandError: an option has another form.
-    """
-    return {name: _size("--dim", name, text) for name, text in pairs("--dim", options, "SIZE")}
-
-
-def extents(options: Iterable[str]) -> dict[str, int | str]:
-    """Like ``dims``, but SIZE may be an expression of other dimensions: ``total=past+sequence``."""
-    found = pairs("--dim", options, "SIZE")
-    return {name: int(text) if text.isdecimal() else text for name, text in found}
-
-
-def _size(option: str, name: str, text: str) -> int:
-    if not text.isdecimal():
-        raise CommandError(f"{option} {name}={text}: {text!r} is not a whole number")
-    return int(text)
-
-
-def pairs(option: str, values: Iterable[str], what: str, *, first: bool = False) -> Iterator[tuple[str, str]]:
-    """The names and values of ``NAME=...`` options, split at the last ``=``, or at the first.
-
-    Raises:
-        CommandError: an option has another form.
-    """
-    for text in values:
-        name, equals, value = text.partition("=") if first else text.rpartition("=")
-        if not (name and equals and value):
-            raise CommandError(f"{option} {text}: expected NAME={what}")
-        yield name, value
-
-
-def print_table(title: str, headers: Sequence[str], rows: Iterable[tuple[str, ...]]) -> None:
-    """Print a table: with rich on a terminal, if installed; elsewhere plain columns, one line per row."""
-    rows = list(rows)
-    if sys.stdout.isatty():
-        try:
-            from rich.console import Console
-            from rich.markup import escape
-            from rich.table import Column, Table
-        except ImportError:
-            pass
+    if arguments.json:
+        print(facts.to_json() if hasattr(facts, "to_json") else json.dumps(facts, indent=2))
+        return
+    for part in parts or [facts]:
+        if isinstance(part, Table):
+            part.print()
         else:
-            grid = Table(*(Column(h, overflow="fold") for h in headers), header_style="bold")
-            for row in rows:
-                grid.add_row(*map(escape, row))
-            console = Console()
-            console.print(escape(title), style="italic")
-            console.print(grid)
-            return
-    print(f"\n{title}")
-    print(indent(table([headers, *rows], width=sys.maxsize), "  "))
-
-
-def print_json(facts: Any) -> None:
-    print(json.dumps(facts, indent=2))
-
-
-def print_result(arguments: argparse.Namespace, facts: Any, text: str) -> int:
-    """Print a command's result: the facts with ``--json``, else the text; returns the exit status of success."""
-    print(json.dumps(facts, indent=2) if arguments.json else text)
-    return 0
+            print(part)
 
 
 def loading(model: Path) -> Any:
@@ -313,3 +148,8 @@ def type_of(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return str(TensorType(value.dtype, value.shape))
     return f"{type(value).__name__} of {len(value)}" if hasattr(value, "__len__") else type(value).__name__
+
+
+def declaration(info: ValueInfo) -> dict[str, Any]:
+    """The name and the type of an input or output, in JSON types."""
+    return {"name": info.name, "type": str(info.type or "undeclared")}

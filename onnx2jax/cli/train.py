@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,32 +16,22 @@ from ..ir.graph import Graph
 from ..model.convert import convert
 from ..model.files.save import save
 from ..progress import stage
+from ..proto.types import ValueInfo
 from ..training.checkpoint import load_checkpoint, save_checkpoint
 from ..training.finetune import FineTuning
 from ..training.progress_bar import bar
 from ..training.training_model import TrainingModel
 from .inputs import load
-from .terminal import (
-    CommandError,
-    add_command,
-    add_computing,
-    as_path,
-    computing,
-    loading,
-    note,
-    print_result,
-    reading,
-    whole,
-)
+from .parser import CommandError, Parser, as_path, computing, reading, whole
+from .terminal import loading, note, print_result
 
 LOSSES: Final = ("cross_entropy", "mse", "next_token")
 OPTIMIZERS: Final = ("adam", "adamw", "sgd")
 
 
-def add_train(parser: argparse.ArgumentParser) -> None:
+def add_train(parser: Parser) -> None:
     """Add the options of the command."""
-    add_command(
-        parser,
+    parser.set_command(
         _train,
         example="train model.onnx digits.npz trained.onnx --loss cross_entropy --epochs 5",
         json="print the means of each epoch as JSON",
@@ -57,9 +47,9 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=whole, default=0, help="of shuffling and random draws (default: %(default)s)")
     parser.add_argument("--checkpoint", type=as_path, metavar="FILE.safetensors", help="written after each epoch")
-    parser.add_argument("--resume", action="store_true", help="continue from --checkpoint")
-    own = parser.add_argument_group("for a file with training_info")
-    own.add_argument("--algorithm", metavar="NAME", help="the algorithm to run (default: all, in order)")
+    parser.add_switch("--resume", "continue from --checkpoint")
+    stored = parser.add_argument_group("for a file with training_info")
+    stored.add_argument("--algorithm", metavar="NAME", help="the algorithm to run (default: all, in order)")
     fine = parser.add_argument_group("for any other file")
     fine.add_argument("--loss", choices=LOSSES)
     fine.add_argument(
@@ -69,11 +59,11 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     fine.add_argument("--optimizer", choices=OPTIMIZERS, default="adam", help="(default: %(default)s)")
     fine.add_argument("--learning-rate", type=float, default=1e-3, metavar="X", help="(default: %(default)s)")
     fine.add_argument("--trainable", action="append", metavar="PATTERN", help="parameters to train; repeatable")
-    add_computing(fine)
+    parser.add_computing(fine)
     fine.add_argument("--lora", type=whole, metavar="RANK", help="train adapters of that rank instead")
 
 
-def _train(arguments: argparse.Namespace) -> int:
+def _train(arguments: argparse.Namespace) -> None:
     if arguments.resume and arguments.checkpoint is None:
         raise CommandError("--resume needs --checkpoint FILE.safetensors")
     for path in filter(None, (arguments.output, arguments.checkpoint)):  # fail before training, not after
@@ -82,15 +72,16 @@ def _train(arguments: argparse.Namespace) -> int:
     data = _data(arguments.data)
     with loading(arguments.model):
         file, message, _ = opened(read(arguments.model, **reading(arguments)), {})
-        trains = _training_info(file, arguments) if message.training_info else _fine_tuning(file, data, arguments)
-    size = min(arguments.batch_size or trains.extent or 32, len(next(iter(data.values()))))
-    state, begin = trains.state, 0
+        training = _training_info(file, arguments) if message.training_info else _fine_tuning(file, data, arguments)
+    fixed = (v.shape[0] for v in training.inputs if v.shape and isinstance(v.shape[0], int))
+    size = min(arguments.batch_size or next(fixed, 0) or 32, _samples(data))
+    state, begin = training.state, 0
     if arguments.resume:
         state, position = load_checkpoint(arguments.checkpoint, state)
         begin = position["epoch"]
     epochs = []
     for epoch in range(begin, arguments.epochs):
-        state, metrics = _epoch(trains.step, state, data, size, (arguments.seed, epoch), f"epoch {epoch + 1}")
+        state, metrics = _epoch(training.step, state, data, size, (arguments.seed, epoch), f"epoch {epoch + 1}")
         epochs.append({"epoch": epoch + 1, **metrics})
         if not arguments.json:
             numbers = "  ".join(f"{n} {v:.4g}" for n, v in metrics.items())
@@ -98,24 +89,24 @@ def _train(arguments: argparse.Namespace) -> int:
         if arguments.checkpoint is not None:
             save_checkpoint(arguments.checkpoint, state, position={"epoch": epoch + 1})
     with stage(f"saving {arguments.output.name}"):
-        trains.save(state, arguments.output)
+        training.save(state, arguments.output)
     facts = {"epochs": epochs, "batch_size": size, "output": str(arguments.output)}
-    return print_result(arguments, facts, f"saved {arguments.output}")
+    print_result(arguments, facts, f"saved {arguments.output}")
 
 
-class _Trains:
-    """A training run of either kind: its state, step, and save function, and the model's fixed batch size."""
+class _Training(NamedTuple):
+    """A training run of either kind."""
 
-    def __init__(self, state: Any, step: Callable[..., Any], inputs: Any, save: Callable[[Any, Path], Any]) -> None:
-        self.state, self.step, self.save = state, step, save
-        fixed = [v.shape[0] for v in inputs if v.shape and isinstance(v.shape[0], int)]
-        self.extent = fixed[0] if fixed else None
+    state: Any
+    step: Callable[..., Any]
+    inputs: Sequence[ValueInfo]
+    save: Callable[[Any, Path], Any]
 
 
-def _training_info(file: Any, arguments: argparse.Namespace) -> _Trains:
-    given = [n for n in ("loss", "target", "of", "trainable", "lora") if getattr(arguments, n) is not None]
-    if given:
-        raise CommandError(f"the file has training_info, which defines what --{given[0]} would")
+def _training_info(file: Any, arguments: argparse.Namespace) -> _Training:
+    for option in ("loss", "target", "of", "trainable", "lora"):
+        if getattr(arguments, option) is not None:
+            raise CommandError(f"the file has training_info, which defines what --{option} would")
     trainer = TrainingModel(file, rng=arguments.seed)
     trainer.initialize()
 
@@ -123,10 +114,10 @@ def _training_info(file: Any, arguments: argparse.Namespace) -> _Trains:
         return trainer.step(state, batch, algorithm=arguments.algorithm)
 
     inputs = [v for each in trainer.step_inputs.values() for v in each]
-    return _Trains(trainer.state, step, inputs, lambda state, path: save(trainer, path, state=state))
+    return _Training(trainer.state, step, inputs, lambda state, path: save(trainer, path, state=state))
 
 
-def _fine_tuning(file: Any, data: Mapping[str, Any], arguments: argparse.Namespace) -> _Trains:
+def _fine_tuning(file: Any, data: Mapping[str, Any], arguments: argparse.Namespace) -> _Training:
     if arguments.loss is None:
         raise CommandError(f"the file has no training_info: --loss {'|'.join(LOSSES)}")
     if arguments.algorithm is not None:
@@ -149,7 +140,7 @@ def _fine_tuning(file: Any, data: Mapping[str, Any], arguments: argparse.Namespa
         outputs=None if loss == "next_token" and arguments.of is None else [output],
     )
     state = tuned.init(arguments.seed)
-    return _Trains(state, tuned.step, model.inputs, lambda state, path: save(tuned.to_model(state), path))
+    return _Training(state, tuned.step, model.inputs, lambda state, path: save(tuned.to_model(state), path))
 
 
 def _logits(graph: Graph, output: str) -> str:
@@ -215,9 +206,13 @@ def _data(path: Path) -> dict[str, np.ndarray]:
     return data
 
 
+def _samples(data: Mapping[str, np.ndarray]) -> int:
+    return len(next(iter(data.values())))
+
+
 def _batches(data: Mapping[str, np.ndarray], size: int, seed: tuple[int, int]) -> Iterator[dict[str, np.ndarray]]:
     """The batches of an epoch, shuffled by its seed, so that resumed runs see the same ones."""
-    count = len(next(iter(data.values())))
+    count = _samples(data)
     order = np.random.default_rng(seed).permutation(count)
     for i in range(0, count - size + 1, size):
         yield {n: v[order[i : i + size]] for n, v in data.items()}
@@ -228,7 +223,7 @@ def _epoch(
 ) -> tuple[Any, dict[str, float]]:
     """The state after an epoch, and the means of its metrics."""
     history: dict[str, list[Any]] = {}
-    with bar(None, len(next(iter(data.values()))) // size) as show:
+    with bar(None, _samples(data) // size) as show:
         for batch in _batches(data, size, seed):
             state, metrics = step(state, batch)
             metrics = {n: v for n, v in metrics.items() if np.size(v) == 1 and jnp.issubdtype(v.dtype, jnp.floating)}

@@ -10,18 +10,18 @@ from typing import Any
 
 from ..checker.check import check
 from ..errors import UnsupportedError
-from ..model.calls.arguments import named_dims, variables
+from ..model.calls.arguments import named_dims
 from ..model.model import Model
 from ..model.reports.samples import data_sets
 from ..progress import stage
 from .inputs import add_inputs, filled, input_values, say_sizes, sized
-from .terminal import add_command, add_dims, add_dtype, as_npz, converted, dims, note, reading
+from .parser import Parser, as_npz, converted, reading
+from .terminal import note, print_result
 
 
-def add_verify(parser: argparse.ArgumentParser) -> None:
+def add_verify(parser: Parser) -> None:
     """Add the options of the command."""
-    add_command(
-        parser,
+    parser.set_command(
         _verify,
         example="verify model.onnx --dim batch=2 --each-node",
         statuses={1: "outputs differ, or the model or the data is invalid"},
@@ -32,22 +32,22 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
         help="onnxruntime, reference (ONNX's own), or a folder with test data (default: test data beside the "
         "model, else onnxruntime)",
     )
-    parser.add_argument("--each-node", action="store_true", help="compare every node, even if outputs agree")
+    parser.add_switch("--each-node", "compare every node, even if outputs agree")
     parser.add_argument("--rtol", type=float, help="relative tolerance (default: by element type)")
     parser.add_argument("--atol", type=float, help="absolute tolerance (default: by element type and size)")
     add_inputs(parser)
-    add_dims(parser)
-    add_dtype(parser)
+    parser.add_dims()
+    parser.add_dtype()
     parser.add_argument(
         "--operands", type=as_npz, metavar="FILE.npz", help="where to save the operands of the first node that differs"
     )
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    model = converted(arguments, dims=dims(arguments.dim))
+    model = converted(arguments)
     feeds = input_values(model, arguments)
     with stage("comparing"), sized(model, feeds), _named(model, feeds, arguments.model):
-        found = model.verify(
+        verification = model.verify(
             *([filled(model, feeds, arguments.seed)] if feeds else []),
             against=arguments.against,
             each_node=arguments.each_node,
@@ -55,13 +55,13 @@ def _verify(arguments: argparse.Namespace) -> int:
             atol=arguments.atol,
             seed=arguments.seed,
         )
-    if not feeds and "inputs" in found.outputs:  # random ones; test data have other names
-        say_sizes(variables(named_dims(model.inputs)))
-    print(found.to_json() if arguments.json else found)
-    if found.first is not None:
+    if not feeds and "inputs" in verification.outputs:  # random ones; test data have other names
+        say_sizes(named_dims(model.inputs))
+    print_result(arguments, verification)
+    if verification.first is not None:
         path = arguments.operands or Path(f"{arguments.model.stem}-difference.npz")
-        note(f"its operands and results are in {found.first.save(path)}")
-    return 0 if found else 1
+        note(f"its operands and results are in {verification.first.save(path)}")
+    return 0 if verification else 1
 
 
 @contextmanager
@@ -76,22 +76,16 @@ def _named(model: Model, feeds: Mapping[str, Any], path: Path) -> Iterator[None]
         raise
 
 
-def add_check(parser: argparse.ArgumentParser) -> None:
+def add_check(parser: Parser) -> None:
     """Add the options of the command."""
-    add_command(
-        parser, _check, example="check model.onnx --json", statuses={1: "there are errors, or the file cannot be read"}
+    parser.set_command(
+        _check, example="check model.onnx --json", statuses={1: "there are errors, or the file cannot be read"}
     )
-    parser.add_argument(
-        "--verify-checksums", action="store_true", help="compare checksums of external data; reads all of it"
-    )
+    parser.add_switch("--verify-checksums", "compare checksums of external data; reads all of it")
 
 
 def _check(arguments: argparse.Namespace) -> int:
     with stage(f"checking {arguments.model.name}"):
-        report = check(
-            arguments.model,
-            verify_checksums=arguments.verify_checksums,
-            **reading(arguments),
-        )
-    print(report.to_json() if arguments.json else report)
+        report = check(arguments.model, verify_checksums=arguments.verify_checksums, **reading(arguments))
+    print_result(arguments, report)
     return 0 if report.ok else 1

@@ -139,7 +139,7 @@ def test_join_writes_one_file_of_two(capsys: pytest.CaptureFixture[str], tmp_pat
     ("said", "text"),
     [
         ([], "map some of the outputs ['logits'] to some of the inputs ['image']"),
-        (["--join", "logits"], "--join logits: expected NAME=INPUT"),
+        (["--join", "logits"], "--join logits: expected OUTPUT=INPUT"),
         (["--join", "logit=image"], "the first model has no output 'logit'; it has ['logits']"),
     ],
 )
