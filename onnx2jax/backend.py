@@ -134,5 +134,5 @@ def _device(name: str) -> jax.Device:
     try:
         return jax.devices(PLATFORMS[kind])[int(number or 0)]
     except (KeyError, IndexError, ValueError, RuntimeError) as e:
-        found = ", ".join(f"{d.platform}:{d.id}" for d in jax.devices())
-        raise UnsupportedError(f"there is no device {name!r}; JAX has {found}") from e
+        devices = ", ".join(f"{d.platform}:{d.id}" for d in jax.devices())
+        raise UnsupportedError(f"there is no device {name!r}; JAX has {devices}") from e

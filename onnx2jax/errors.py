@@ -7,6 +7,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any, ParamSpec, TypeVar
 
 __all__ = [
@@ -72,8 +73,8 @@ def inside(node: str, *deciding: str) -> Iterator[None]:
         raise
 
 
-def did_you_mean(given: str | Iterable[str], valid: Iterable[str], cutoff: float = 0.6) -> str:
-    """The valid names closest to those given, as the end of a message; empty where none is close.
+def did_you_mean(names: str | Iterable[str], valid: Iterable[str], cutoff: float = 0.6) -> str:
+    """The valid names closest to a name or several, as the end of a message; empty where none is close.
 
     ``cutoff``: the least similarity, as for ``difflib.get_close_matches``.
 
@@ -82,10 +83,10 @@ def did_you_mean(given: str | Iterable[str], valid: Iterable[str], cutoff: float
     >>> did_you_mean(["qqq"], ["image", "mask"])
     ''
     """
-    names, by_lower = [given] if isinstance(given, str) else given, {name.lower(): name for name in valid}
-    near = [difflib.get_close_matches(name.lower(), by_lower, 1, cutoff) for name in names]
-    found = dict.fromkeys(by_lower[n] for some in near for n in some)
-    return f"; did you mean {', '.join(map(repr, found))}?" if found else ""
+    by_lower = {name.lower(): name for name in valid}
+    matches = [difflib.get_close_matches(name.lower(), by_lower, 1, cutoff) for name in names_list(names)]
+    closest = dict.fromkeys(by_lower[match] for match in chain(*matches))
+    return f"; did you mean {', '.join(map(repr, closest))}?" if closest else ""
 
 
 def nearest(pattern: str, valid: Iterable[str]) -> list[str]:
@@ -135,8 +136,8 @@ def _as_options(method: str, args: tuple[Any, ...], unknown: list[str]) -> str:
     options = getattr(args[0], "options", None) if args else None
     if not all(n in getattr(options, "__dataclass_fields__", ()) for n in unknown):
         return ""
-    given = ", ".join(f"{n}=..." for n in unknown)
-    return f"unknown keyword {', '.join(unknown)}, one of convert: model.with_options({given}).{method}(...)"
+    keywords = ", ".join(f"{n}=..." for n in unknown)
+    return f"unknown keyword {', '.join(unknown)}, one of convert: model.with_options({keywords}).{method}(...)"
 
 
 def names_list(names: str | Iterable[str]) -> list[str]:

@@ -70,12 +70,12 @@ def stage(text: str) -> Iterator[None]:
     >>> with stage("compiling"):
     ...     pass
     """
-    own = _entered(text)
+    entered = _entered(text)
     try:
         yield
     finally:
-        if own is not None:
-            _leave(own)
+        if entered is not None:
+            _leave(entered)
 
 
 @contextmanager
@@ -88,16 +88,16 @@ def call() -> Iterator[None]:
     try:
         yield
     finally:
-        begun, _local.stages = _local.stages, outer
-        for own in begun:
-            _leave(own)
+        announced, _local.stages = _local.stages, outer
+        for entered in announced:
+            _leave(entered)
 
 
 def announce(text: str) -> None:
     """Begins a stage that ends with the innermost ``call`` of this thread; does nothing outside of one."""
-    begun: list[_Stage] | None = getattr(_local, "stages", None)
-    if begun is not None and (own := _entered(text)) is not None:
-        begun.append(own)
+    announced: list[_Stage] | None = getattr(_local, "stages", None)
+    if announced is not None and (entered := _entered(text)) is not None:
+        announced.append(entered)
 
 
 @contextmanager
@@ -116,26 +116,26 @@ def _entered(text: str) -> _Stage | None:
     is_hidden = getattr(_local, "hidden", False) or {os.environ.get(name, "0") for name in _QUIET} - {"", "0"}
     if is_hidden or not (_is_terminal() or _in_notebook()):
         return None
-    own = _Stage(text)
+    entered = _Stage(text)
     with _lock:
-        _stages.append(own)
+        _stages.append(entered)
         if _display is None:
             _display = _Display()
             try:
                 _display.start()
             except RuntimeError:  # the interpreter ends, or there are too many threads
                 _display = None
-    return own
+    return entered
 
 
-def _leave(own: _Stage) -> None:
+def _leave(entered: _Stage) -> None:
     global _display
     ended = None
     with _lock:
-        if own in _stages:  # not after a fork
-            _stages.remove(own)
-        if own.drawn:
-            _clear(own)
+        if entered in _stages:  # not after a fork
+            _stages.remove(entered)
+        if entered.drawn:
+            _clear(entered)
         if not _stages and _display is not None:
             ended, _display = _display, None
             ended.ended.set()
@@ -152,9 +152,8 @@ def _is_terminal() -> bool:
 
 def _in_notebook() -> bool:
     """Whether this is the kernel of a notebook; importing nothing for that."""
-    found: Any = sys.modules.get("IPython")
-    shell = found.get_ipython() if found is not None and hasattr(found, "get_ipython") else None
-    return hasattr(shell, "kernel")
+    get_shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    return get_shell is not None and hasattr(get_shell(), "kernel")
 
 
 def _draw() -> None:
@@ -168,11 +167,11 @@ def _draw() -> None:
     _width = len(line)
 
 
-def _clear(own: _Stage) -> None:
+def _clear(ended: _Stage) -> None:
     """Removes the line from a terminal; in a notebook it stays, as the record of what took long."""
     global _width
     if _width:
-        _write(f"\r{' ' * _width}\r" if _is_terminal() else f"\r{str(own).ljust(_width)}\n")
+        _write(f"\r{' ' * _width}\r" if _is_terminal() else f"\r{str(ended).ljust(_width)}\n")
     _width = 0
 
 
@@ -185,15 +184,9 @@ def _write(text: str) -> None:
 
 
 def _stop() -> None:
-    """Ends the thread before the interpreter does."""
-    global _display
-    with _lock:
-        ended, _display = _display, None
-        _stages.clear()
-        if ended is not None:
-            ended.ended.set()
-    if ended is not None:
-        ended.join(1)
+    """Leaves all stages, and with the last of them ends the thread, before the interpreter does."""
+    for entered in tuple(_stages):
+        _leave(entered)
 
 
 def _after_fork() -> None:

@@ -36,21 +36,17 @@ _THREADING: Final = ("intra_op_num_threads", "inter_op_num_threads", "use_per_se
 _DEVICES: Final = "devices are chosen by jax.default_device, or InferenceSession(..., mesh=mesh)"
 _PROFILE: Final = "session.model.profile(...) of inputs is a profile by node"
 _LOGS: Final = "JAX logs by Python's logging, logging.getLogger('jax').setLevel('ERROR')"
-_THREADS: Final = "XLA has as many threads as NPROC in the environment says"
 IGNORED: Final = {
     "*": "of onnxruntime's own classes nothing is read, onnx2jax.session.SessionOptions has effect",
     "optimized_model_filepath": "onnx2jax.save(session.model.simplified(), path) writes a smaller file",
     **dict.fromkeys(_PROFILING, _PROFILE),
-    **dict.fromkeys(_THREADING, _THREADS),
+    **dict.fromkeys(_THREADING, "XLA has as many threads as NPROC in the environment says"),
     **dict.fromkeys(_LOGGING, _LOGS),
 }
 """Options without effect -> what to use."""
 _ARRAYS: Final = (
     "JAX arrays stay on their device without it. Call the model, session.model(...), with arrays from jax.device_put; "
     "its results stay on the device, too"
-)
-_DIMENSIONS: Final = (
-    "add_free_dimension_override_by_name takes the names of dimensions, as session.get_inputs() has them"
 )
 _VALUES: Final = "session.model.with_params({name: array}) has other values of initializers"
 _ONE: Final = "there is one provider, JAX's: leave it out"
@@ -68,7 +64,8 @@ INSTEAD: Final = {
     "add_provider": _ONE,
     "add_initializer": _VALUES,
     "add_external_initializers": _VALUES,
-    "add_free_dimension_override_by_denotation": _DIMENSIONS,
+    "add_free_dimension_override_by_denotation": "add_free_dimension_override_by_name takes the names of dimensions, "
+    "as session.get_inputs() has them",
     "register_custom_ops_library": "it holds machine code for onnxruntime, write its operators with onnx2jax.ops.op",
     "set_default_logger_severity": _LOGS,
     "set_default_logger_verbosity": _LOGS,
@@ -257,8 +254,9 @@ class InferenceSession(_Interface):
         **options: Any,
     ) -> None:
         check_keywords(options, InferenceSession, convert)
-        own = sess_options._options() if isinstance(sess_options, SessionOptions) else {}
-        self.model: Model = convert(path_or_bytes, **{**own, **options})
+        if isinstance(sess_options, SessionOptions):
+            options = sess_options._options() | options
+        self.model: Model = convert(path_or_bytes, **options)
         self._sess_options = SessionOptions() if sess_options is None else sess_options
         self._warn_once(providers, provider_options, sess_options=sess_options)
 
@@ -268,13 +266,13 @@ class InferenceSession(_Interface):
         provider_options: Any = None,
         **options: SessionOptions | RunOptions | None,
     ) -> None:
-        own = {PROVIDER} | ({"CPUExecutionProvider"} if jax.default_backend() == "cpu" else set())
+        default = {PROVIDER} | ({"CPUExecutionProvider"} if jax.default_backend() == "cpu" else set())
         ignored = {
             f"{kind}.{name}": IGNORED.get(name, "")
-            for kind, given in options.items()
-            for name in (given._ignored() if isinstance(given, _Options) else ["*"] * (given is not None))
+            for kind, value in options.items()
+            for name in (value._ignored() if isinstance(value, _Options) else ["*"] * (value is not None))
         }
-        if {p if isinstance(p, str) else p[0] for p in providers or ()} - own:
+        if {p if isinstance(p, str) else p[0] for p in providers or ()} - default:
             ignored["providers"] = _DEVICES
         if any(provider_options or ()):
             ignored["provider_options"] = _DEVICES

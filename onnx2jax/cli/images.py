@@ -73,15 +73,15 @@ def image(info: ValueInfo, path: Path, arguments: argparse.Namespace, metadata: 
     count = 1 if axis is None else int(inner[axis] or 1)
     height, width = (d for i, d in enumerate(inner) if i != axis)
     try:
-        found = images.open(path).convert(CHANNELS[count])
+        picture = images.open(path).convert(CHANNELS[count])
     except images.UnidentifiedImageError:
         raise CommandError(f"{path} is not a readable image") from None
-    size = (width if isinstance(width, int) else found.width, height if isinstance(height, int) else found.height)
-    pixels = np.asarray(found if found.size == size else found.resize(size)).reshape(size[1], size[0], count)
+    size = tuple(d if isinstance(d, int) else n for d, n in zip((width, height), picture.size, strict=True))
+    pixels = np.asarray(picture if picture.size == size else picture.resize(size)).reshape(size[1], size[0], count)
     pixels, scale = _as_numbers(pixels, info.type.dtype, arguments, metadata)
     layout = "height, width" if axis is None else "channels first" if axis == 0 else "channels last"
     note(
-        f"{info.name}: {path.name}, {found.width} x {found.height}, as {size[0]} x {size[1]} pixels of {count} "
+        f"{info.name}: {path.name}, {picture.width} x {picture.height}, as {size[0]} x {size[1]} pixels of {count} "
         f"channel{'s' * (count > 1)} ({layout}), {scale}"
     )
     if axis is None:
@@ -99,8 +99,8 @@ def _as_numbers(
     if count > 1 and (arguments.bgr or metadata.get("Image.BitmapPixelFormat", "").startswith("Bgr")):
         pixels, words = pixels[..., [2, 1, 0, *range(3, count)]], ", blue first"
     if dtype.kind in "iu":
-        if given := [f"--{n}" for n in FLAGS if n != "bgr" and getattr(arguments, n) is not None]:
-            raise CommandError(f"{given[0]} is for inputs of floats; the pixels of {dtype} are 0 to 255")
+        if scaling := [flag for flag in image_options(arguments) if flag != "--bgr"]:
+            raise CommandError(f"{scaling[0]} is for inputs of floats; the pixels of {dtype} are 0 to 255")
         return pixels, f"0 to 255{words}"
     low, high = arguments.pixels or RANGES.get(metadata.get("Image.NominalPixelRange", ""), (0.0, 1.0))
     for name, numbers in (("mean", arguments.mean), ("std", arguments.std)):
