@@ -4,11 +4,11 @@ Nodes are in layers, grouped by name scopes. Branches and bodies of If, Loop and
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,8 +16,8 @@ import numpy as np
 
 from ...errors import InputValueError
 from ...ir.graph import Graph, Node
-from ...proto.types import TensorType
-from .outline import Item, Outline, folded, known_inside, named_graphs
+from ...proto.types import TensorType, ValueInfo
+from .outline import Item, NodeGroup, Outline, folded, in_order, known_inside, named_graphs, nodes_of
 
 ROW: Final = 76
 HEIGHT: Final = 30
@@ -97,19 +97,12 @@ class Box:
 
 def svg(graph: Graph) -> str:
     """The graph as an SVG picture: the most detailed that has at most ``MOST_BLOCKS`` blocks, or else the coarsest."""
-    coarsest: Picture | None = None
-    for bodies in (True, False):
-        for depth in (None, *range(_deepest(graph), -1, -1)):
-            picture = picture_of(graph, depth, bodies, {})
-            if coarsest is None or picture.count < coarsest.count:
-                coarsest = picture
-            if picture.count <= MOST_BLOCKS:
-                return _document(picture)
-    assert coarsest is not None
-    return _document(coarsest)
-
-
-def _document(picture: Picture) -> str:
+    tried: list[Picture] = []
+    for bodies, depth in product((True, False), (None, *range(_deepest(graph), -1, -1))):
+        tried.append(picture_of(graph, depth, bodies))
+        if tried[-1].count <= MOST_BLOCKS:
+            break
+    picture = min(tried, key=lambda p: p.count)
     size = f"width='{picture.width}' height='{picture.height}'"
     return f"<svg xmlns='http://www.w3.org/2000/svg' {size}><style>{STYLE}</style>{picture.parts}</svg>\n"
 
@@ -124,7 +117,7 @@ def _deepest(graph: Graph) -> int:
 
 
 def picture_of(
-    graph: Graph, depth: int | None, bodies: bool, known: Mapping[str, None], around: tuple[Graph, ...] = ()
+    graph: Graph, depth: int | None, bodies: bool, known: Collection[str] = (), outer: Mapping[str, str] | None = None
 ) -> Picture:
     """The picture of a graph.
 
@@ -133,17 +126,17 @@ def picture_of(
         depth: the groups of its outline around which others are opened; repeated layers are one block. None: all.
         bodies: whether the graphs of nodes are drawn inside them.
         known: constants of the graphs around it.
-        around: the graphs around it; empty for the main graph.
+        outer: ``name: type`` of the values of the graphs around it, by name; None for the main graph.
     """
-    types = {name: text for g in (*around, graph) for name, text in _types(g).items()}
+    types = {**(outer or {}), **_types(graph)}
     hidden = folded(graph, known)
     inside = known_inside(graph, hidden, known)
-    captures = sorted(graph.captures - known.keys()) if around else ()
+    captures = [] if outer is None else sorted(graph.captures.difference(known))
     blocks, edges = blocks_of(graph, hidden, depth, types, captures)
     for block in blocks:
         if bodies and block.kind == "node":
             named = named_graphs(block.nodes[0])
-            block.clusters = [(n, picture_of(body, depth, bodies, inside, (*around, graph))) for n, body in named]
+            block.clusters = [(name, picture_of(body, depth, bodies, inside, types)) for name, body in named]
     return _laid_out(blocks, edges, types)
 
 
@@ -168,26 +161,25 @@ def blocks_of(
         types: the types of values, as text by name.
         captures: values of the graphs around it that it reads.
     """
-    blocks = [
-        Box([v.name], "input", tooltip=[str(v)]) for v in graph.inputs if v.name not in graph.initializers
-    ]  # others have defaults
+    required = (v for v in graph.inputs if v.name not in graph.initializers)
+    blocks = [Box([v.name], "input", tooltip=[str(v)]) for v in required]
     blocks += [Box([n], "capture", tooltip=[f"{types.get(n, n)}, of the graph around"]) for n in captures]
     producers = {b.titles[0]: i for i, b in enumerate(blocks)}
     for item in _opened(Outline(graph, hidden).items(), depth):
-        indices = (item,) if isinstance(item, int) else item.nodes
-        nodes = [graph.nodes[i] for i in indices if i not in hidden]
-        if isinstance(item, int) or item.kind == "stack":
-            block = Box([n.op_type for n in nodes], "node", nodes)
-        else:
+        nodes = [graph.nodes[i] for i in nodes_of(item) if i not in hidden]
+        if not nodes:
+            continue
+        producers.update((n, len(blocks)) for node in nodes for n in node.outputs if n)
+        if isinstance(item, NodeGroup) and item.kind != "stack":
             times = f" × {len(item.items)}" if item.kind == "repeat" else ""
-            block = Box([f"{item.title}{times}"], "scope", nodes)
-        if nodes:
-            _describe(block, types)
-            producers.update((n, len(blocks)) for node in nodes for n in node.outputs if n)
-            blocks.append(block)
+            counts = Counter(node.op_type for node in nodes).most_common(12)
+            tooltip = [f"{len(nodes)} nodes", *(f"{n} {count}" for n, count in counts)]
+            blocks.append(Box([f"{item.title}{times}"], "scope", nodes, tooltip))
+        else:
+            tooltip = [line for node in nodes for line in _described(node, types)]
+            blocks.append(Box([node.op_type for node in nodes], "node", nodes, tooltip))
+    blocks += [Box([v.name], "output", tooltip=[str(v)]) for v in graph.outputs]
     edges: dict[tuple[int, int], list[str]] = {}
-    for value in graph.outputs:
-        blocks.append(Box([value.name], "output", tooltip=[str(value)]))
     for end, block in enumerate(blocks):
         reads = block.titles if block.kind == "output" else [n for node in block.nodes for n in node.reads]
         for name in dict.fromkeys(reads):
@@ -197,16 +189,12 @@ def blocks_of(
     return blocks, edges
 
 
-def _describe(block: Box, types: Mapping[str, str]) -> None:
-    """Set a block's tooltip."""
-    if block.kind == "scope":
-        counts = Counter(n.op_type for n in block.nodes)
-        block.tooltip = [f"{len(block.nodes)} nodes", *(f"{n} {count}" for n, count in counts.most_common(12))]
-        return
-    for node in block.nodes:
-        block.tooltip += [str(node), *(f"{n} = {_short(v)}" for n, v in node.attributes.items())]
-        block.tooltip += [f"reads {types.get(n, n)}" for n in node.reads]
-        block.tooltip += [f"writes {types.get(n, n)}" for n in node.outputs if n]
+def _described(node: Node, types: Mapping[str, str]) -> Iterator[str]:
+    """The lines of a node's tooltip."""
+    yield str(node)
+    yield from (f"{n} = {_short(v)}" for n, v in node.attributes.items())
+    yield from (f"reads {types.get(n, n)}" for n in node.reads)
+    yield from (f"writes {types.get(n, n)}" for n in node.outputs if n)
 
 
 def _short(value: Any) -> str:
@@ -218,9 +206,9 @@ def _short(value: Any) -> str:
 
 def _types(graph: Graph) -> dict[str, str]:
     """``name: type`` of the values with a known type, by name."""
-    known = {**graph.value_info, **{v.name: v for v in (*graph.inputs, *graph.outputs)}}
-    found = {n: f"{n}: {v.type}" for n, v in known.items() if v.type is not None}
-    return found | {n: f"{n}: {TensorType(v.dtype, v.shape)}" for n, v in graph.initializers.items()}
+    constants = (ValueInfo(n, TensorType(v.dtype, v.shape)) for n, v in graph.initializers.items())
+    every = (*graph.value_info.values(), *graph.inputs, *graph.outputs, *constants)
+    return {v.name: str(v) for v in every if v.type is not None}
 
 
 def _laid_out(
@@ -313,10 +301,10 @@ def layered(count: int, edges: Edges) -> list[list[int]]:
     """
     depth = _depths(count, edges)
     layers: list[list[int]] = [[] for _ in range(max(depth, default=-1) + 1)]
-    for block, row in enumerate(depth):
-        layers[row].append(block)
     above: list[list[int]] = [[] for _ in range(count)]
     below: list[list[int]] = [[] for _ in range(count)]
+    for block, row in enumerate(depth):
+        layers[row].append(block)
     for start, end in edges:
         if depth[start] < depth[end]:
             below[start].append(end)
@@ -328,7 +316,7 @@ def layered(count: int, edges: Edges) -> list[list[int]]:
         near = below if sweep % 2 else above
         for layer in reversed(layers) if sweep % 2 else layers:
             weight = {b: sum(place[n] for n in near[b]) / len(near[b]) if near[b] else place[b] for b in layer}
-            layer.sort(key=lambda b, weight=weight: weight[b])  # type: ignore[misc]
+            layer.sort(key=weight.__getitem__)
             _put(layer, place)
     return layers
 
@@ -340,29 +328,10 @@ def _put(layer: Sequence[int], place: list[float]) -> None:
 
 
 def _depths(count: int, edges: Edges) -> list[int]:
-    """The length of the longest path to each block. In a cycle, the block of the lowest number comes first."""
-    after: list[list[int]] = [[] for _ in range(count)]
-    missing = [0] * count
-    for start, end in edges:
-        if start != end:
-            after[start].append(end)
-            missing[end] += 1
-    depth, done = [0] * count, [False] * count
-    ready = [b for b in range(count) if not missing[b]]
-    heapq.heapify(ready)
-    first = 0
-    for _ in range(count):
-        while ready and done[ready[0]]:
-            heapq.heappop(ready)
-        if not ready:
-            while done[first]:
-                first += 1
-        block = heapq.heappop(ready) if ready else first
-        done[block] = True
-        for other in after[block]:
-            if not done[other]:
-                depth[other] = max(depth[other], depth[block] + 1)
-                missing[other] -= 1
-                if not missing[other]:
-                    heapq.heappush(ready, other)
+    """The length of the longest path to each block, along edges that agree with ``in_order``."""
+    depth = [0] * count
+    rank = {block: i for i, block in enumerate(in_order(count, edges))}
+    for start, end in sorted(edges, key=lambda edge: rank[edge[0]]):
+        if rank[start] < rank[end]:
+            depth[end] = max(depth[end], depth[start] + 1)
     return depth

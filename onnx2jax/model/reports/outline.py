@@ -9,15 +9,14 @@ import ast
 import heapq
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise, takewhile
+from itertools import accumulate, pairwise, takewhile
 from typing import Final
 
-from ...ir.graph import Graph, Node
+from ...ir.graph import Graph, Node, descendants
 from ...ir.layers import FEWEST, repeated
-from ...ops.registry import Operator
 
 MOST_ROWS: Final = 8
 """Nodes of a stack."""
@@ -32,7 +31,7 @@ DEEPEST: Final = 24
 Path = tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class NodeGroup:
     """Several nodes that are one block until it is opened.
 
@@ -50,10 +49,15 @@ class NodeGroup:
     @cached_property
     def nodes(self) -> tuple[int, ...]:
         """Indices of all nodes inside."""
-        return tuple(i for item in self.items for i in ((item,) if isinstance(item, int) else item.nodes))
+        return tuple(i for item in self.items for i in nodes_of(item))
 
 
 Item = int | NodeGroup
+
+
+def nodes_of(item: Item) -> tuple[int, ...]:
+    """Indices of the nodes of an item."""
+    return (item,) if isinstance(item, int) else item.nodes
 
 
 def folded(graph: Graph, known: Collection[str] = ()) -> frozenset[int]:
@@ -64,14 +68,14 @@ def folded(graph: Graph, known: Collection[str] = ()) -> frozenset[int]:
         known: values of the graphs around that are constants.
     """
     outputs = {v.name for v in graph.outputs}
-    values, found = {*known, *graph.initializers}, set()
+    values, indices = {*known, *graph.initializers}, set()
     for i, node in enumerate(graph.nodes):
-        plain = not node.bodies and not (isinstance(node.target, Operator) and "rng" in node.target.fixtures)
-        if plain and (node.op_type in ("Shape", "Size") or values.issuperset(node.reads)):
+        is_plain = not node.bodies and "rng" not in node.operator.fixtures
+        if is_plain and (node.op_type in ("Shape", "Size") or values.issuperset(node.reads)):
             values.update(node.outputs)
             if outputs.isdisjoint(node.outputs):
-                found.add(i)
-    return frozenset(found) if len(found) < len(graph.nodes) else frozenset()
+                indices.add(i)
+    return frozenset(indices) if len(indices) < len(graph.nodes) else frozenset()
 
 
 def scope_of(node: Node) -> Path:
@@ -94,9 +98,9 @@ def scope_of(node: Node) -> Path:
 def scopes(graph: Graph) -> list[Path]:
     """The scope of each node; by the names of its weights where all names of nodes have the same."""
     paths = [scope_of(node) for node in graph.nodes]
-    heavy = [i for i, n in enumerate(graph.nodes) if isinstance(n.target, Operator) and n.target.heavy]
     if len({*paths}) > 1:
         return paths
+    heavy = [i for i, node in enumerate(graph.nodes) if node.operator.heavy]
     of_weights = {}
     for i in heavy:
         names = (n for n in graph.nodes[i].inputs if n in graph.initializers and "." in n.strip("."))
@@ -104,12 +108,12 @@ def scopes(graph: Graph) -> list[Path]:
             of_weights[i] = tuple(filter(None, re.split(r"[./]", name)))[:-2]
     if 2 * len(of_weights) < len(heavy) or len({*of_weights.values()}) < 2:
         return paths
-    found: list[Path] = []
-    producers = {n: i for i, node in enumerate(graph.nodes) for n in node.outputs if n}
+    paths = []
+    of_values: dict[str, Path] = {}
     for i, node in enumerate(graph.nodes):
-        before = [found[producers[n]] for n in node.inputs if n in producers]
-        found.append(of_weights.get(i, _common(before)))
-    return found
+        paths.append(of_weights.get(i, _common([of_values[n] for n in node.inputs if n in of_values])))
+        of_values |= {n: paths[i] for n in node.outputs if n}
+    return paths
 
 
 def _common(paths: Sequence[Path]) -> Path:
@@ -144,12 +148,10 @@ class Outline:
             if len(self.paths[i]) > depth:
                 inside[self.paths[i][depth]].append(i)
         direct = [i for i in indices if len(self.paths[i]) <= depth]
-        items: list[Item] = [self._scope(name, own, depth + 1) for name, own in inside.items()]
-        items = [*self._repeated_scopes(items), *self._flat(direct)]
-        items.sort(key=_first)
-        return self._parts(self._flattened(items))
+        scopes = [self._scope(name, members, depth + 1) for name, members in inside.items()]
+        return self._parts(self._flattened([*self._repeated_scopes(scopes), *self._flat(direct)]))
 
-    def _scope(self, name: str, indices: Sequence[int], depth: int) -> Item:
+    def _scope(self, name: str, indices: Sequence[int], depth: int) -> NodeGroup:
         """A scope; with the only scope inside it, it is one."""
         items = self._level(indices, depth)
         inner = self._only(items)
@@ -160,42 +162,38 @@ class Outline:
 
     def _only(self, items: Sequence[Item]) -> Item | None:
         """The only item that is drawn; None if there are several, or none."""
-        drawn = [item for item in items if not isinstance(item, int) or item not in self.hidden]
+        drawn = [item for item in items if item not in self.hidden]
         return drawn[0] if len(drawn) == 1 else None
 
     def _flattened(self, items: Sequence[Item]) -> list[Item]:
-        """Scopes of one node, or one stack, as that."""
-        found: list[Item] = []
+        """The items in graph order, scopes of one node, or one stack, as that."""
+        flat: list[Item] = []
         for item in items:
             inner = item.items if isinstance(item, NodeGroup) and item.kind == "scope" else ()
             only = self._only(inner)
             is_one = isinstance(only, int) or (only is not None and only.kind == "stack")
-            found += inner if is_one or (inner and self.hidden.issuperset(inner)) else [item]
-        return sorted(found, key=_first)
+            flat += inner if is_one or (inner and self.hidden.issuperset(inner)) else [item]
+        return sorted(flat, key=lambda item: nodes_of(item)[0])
 
     def _flat(self, indices: Sequence[int]) -> list[Item]:
         """Nodes without further scopes: repeated layers, stacks, single nodes."""
-        shown = [i for i in indices if i not in self.hidden]
+        shown = {self.graph.nodes[i]: i for i in indices if i not in self.hidden}
         items: list[Item] = [i for i in indices if i in self.hidden]
-        runs = []
-        if len(shown) >= 2 * FEWEST:
-            position = {id(self.graph.nodes[i]): i for i in shown}
-            part = self.graph.extract([self.graph.nodes[i] for i in shown], ())
-            every = [(layers.count, [position[id(n)] for n in layers.nodes]) for layers in repeated(part)]
-            runs = [(count, own) for count, own in every if not self._returns(own)]
-        for count, own in runs:
-            period = len(own) // count
-            layers = [own[k * period : (k + 1) * period] for k in range(count)]
-            groups = tuple(NodeGroup("layer", str(k), tuple(self._stacks(layer))) for k, layer in enumerate(layers))
-            items.append(NodeGroup("repeat", "layers", groups))
-        repeats = {i for _, own in runs for i in own}
-        return [*items, *self._stacks([i for i in shown if i not in repeats])]
+        repeats = set[int]()
+        runs = repeated(self.graph.extract([*shown], ())) if len(shown) >= 2 * FEWEST else ()
+        for run in runs:
+            members, period = [shown[n] for n in run.nodes], len(run.template)
+            if not self._returns({*members}):
+                layers = (self._stacks(members[k * period : (k + 1) * period]) for k in range(run.count))
+                groups = tuple(NodeGroup("layer", str(k), tuple(layer)) for k, layer in enumerate(layers))
+                items.append(NodeGroup("repeat", "layers", groups))
+                repeats.update(members)
+        return [*items, *self._stacks([i for i in shown.values() if i not in repeats])]
 
     def _stacks(self, indices: Sequence[int]) -> list[Item]:
         """Nodes with those behind them that read nothing else, if only the last result is read elsewhere."""
-        found: list[Item] = []
-        taken: set[int] = set()
-        own = set(indices)
+        items: list[Item] = []
+        candidates, taken = set(indices), set[int]()
         for i in indices:
             if i in taken:
                 continue
@@ -203,22 +201,21 @@ class Outline:
             while len(rows) < MOST_ROWS and not self.graph.nodes[i].bodies:
                 results = {n for r in rows for n in self.graph.nodes[r].outputs if n}
                 after = sorted({r for n in results for r in self.readers[n]} - {*rows, *taken, *self.hidden})
-                more = next((r for r in after if r in own and self._follows(r, results)), None)
-                if more is None:
+                following = next((r for r in after if r in candidates and self._follows(r, results)), None)
+                if following is None:
                     break
-                rows.append(more)
-                if self._leaving(rows) <= {*self.graph.nodes[more].outputs}:
+                rows.append(following)
+                if self._leaving(rows) <= {*self.graph.nodes[following].outputs}:
                     ends = len(rows)
             taken.update(rows[:ends])
-            found.append(i if ends == 1 else NodeGroup("stack", self.graph.nodes[i].op_type, tuple(rows[:ends])))
-        return found
+            items.append(i if ends == 1 else NodeGroup("stack", self.graph.nodes[i].op_type, tuple(rows[:ends])))
+        return items
 
     def _follows(self, index: int, results: Collection[str]) -> bool:
         """Whether a light node reads some results and no other values."""
         node = self.graph.nodes[index]
-        if node.bodies or node.target is None or (isinstance(node.target, Operator) and node.target.heavy):
-            return False
-        return all(n in results for n in node.reads if n in self.drawn)
+        is_light = not node.bodies and node.target is not None and not node.operator.heavy
+        return is_light and all(n in results for n in node.reads if n in self.drawn)
 
     def _leaving(self, indices: Collection[int]) -> set[str]:
         """Results of nodes that others read, folded nodes excepted, or that are outputs."""
@@ -228,57 +225,44 @@ class Outline:
 
     # ------------------------------------------------------------------------------------------------ repeats and parts
 
-    def _repeated_scopes(self, items: Sequence[Item]) -> list[Item]:
+    def _repeated_scopes(self, scopes: Sequence[NodeGroup]) -> list[NodeGroup]:
         """Scopes whose names differ only in numbers, and whose nodes are alike, as one."""
-        found: list[Item] = []
-        runs: dict[object, list[NodeGroup]] = {}
-        for item in items:
-            if not isinstance(item, NodeGroup):
-                found.append(item)
-                continue
-            own = [i for i in item.nodes if i not in self.hidden]
-            key = (re.sub(r"\d+", "#", item.title), self._signature(own)) if own else id(item)
-            numbered = bool(own) and any(c.isdigit() for c in item.title)
-            runs.setdefault(key if numbered else id(item), []).append(item)
+        items: list[NodeGroup] = []
+        runs: dict[object, list[NodeGroup]] = defaultdict(list)
+        for scope in scopes:
+            title, drawn = re.sub(r"\d+", "#", scope.title), [i for i in scope.nodes if i not in self.hidden]
+            is_numbered = drawn and title != scope.title
+            runs[(title, self._signature(drawn)) if is_numbered else scope].append(scope)
         for group in runs.values():
             if len(group) == 1 or self._returns({i for layer in group for i in layer.nodes}):
-                found += group
+                items += group
                 continue
             layers = tuple(replace(layer, kind="layer") for layer in group)
-            found.append(NodeGroup("repeat", f"{group[0].title} … {group[-1].title}", layers))
-        return found
+            items.append(NodeGroup("repeat", f"{group[0].title} … {group[-1].title}", layers))
+        return items
 
-    def _returns(self, nodes: Collection[int]) -> bool:
+    def _returns(self, indices: set[int]) -> bool:
         """Whether some nodes read what others compute from their results: as one block, these would be a cycle."""
-        inside, after = {*nodes}, set[str]()
-        outside: set[str] = set()
-        for i, node in enumerate(self.graph.nodes):
-            if i in self.hidden:
-                continue
-            if i in inside:
-                if not outside.isdisjoint(node.reads):
-                    return True
-                after.update(node.outputs)
-            elif not after.isdisjoint(node.reads) or not outside.isdisjoint(node.reads):
-                outside.update(node.outputs)
-        return False
+        inside = [self.graph.nodes[i] for i in indices - self.hidden]
+        outside = [node for i, node in enumerate(self.graph.nodes) if i not in indices and i not in self.hidden]
+        readers = descendants(outside, [n for node in inside for n in node.outputs])
+        computed = {n for node in readers for n in node.outputs}
+        return any(not computed.isdisjoint(node.reads) for node in inside)
 
     def _signature(self, indices: Sequence[int]) -> tuple[object, ...]:
         """What scopes have in common that are drawn once: operators, and which of them read which."""
-        places = {
-            n: (k, j) for k, i in enumerate(indices) for j, n in enumerate(self.graph.nodes[i].outputs) if n
-        }  # fmt: skip
-        nodes = (self.graph.nodes[i] for i in indices)
+        nodes = [self.graph.nodes[i] for i in indices]
+        places = {name: (k, j) for k, node in enumerate(nodes) for j, name in enumerate(node.outputs) if name}
         return tuple(
             (n.domain, n.op_type, tuple(places.get(name, name in self.drawn) for name in n.inputs)) for n in nodes
         )
 
     def _parts(self, items: Sequence[Item]) -> tuple[Item, ...]:
         """Many items as parts, divided where fewest values pass."""
-        if sum(not isinstance(item, int) or item not in self.hidden for item in items) <= MOST_BLOCKS:
+        if sum(item not in self.hidden for item in items) <= MOST_BLOCKS:
             return tuple(items)
         items = self._ordered(items)
-        shown = [k for k, item in enumerate(items) if not isinstance(item, int) or item not in self.hidden]
+        shown = [k for k, item in enumerate(items) if item not in self.hidden]
         crossing = self._crossing(items)
         size = max(6, min(20, round(len(shown) ** 0.5)))
         ends, start = [], 0
@@ -292,50 +276,53 @@ class Outline:
         return tuple(NodeGroup("part", f"{k}: {self._described(part)}", part) for k, part in enumerate(parts, 1))
 
     def _ordered(self, items: Sequence[Item]) -> list[Item]:
-        """Items after those that they read, except in cycles, otherwise by their first nodes."""
-        items = sorted(items, key=_first)
-        home = {i: k for k, item in enumerate(items) for i in ((item,) if isinstance(item, int) else item.nodes)}
-        producers = {n: k for i, k in home.items() for n in self.graph.nodes[i].outputs if n}
-        waits: list[set[int]] = [set() for _ in items]
-        readers: list[set[int]] = [set() for _ in items]
-        for i, k in home.items():
-            for before in {producers[n] for n in self.graph.nodes[i].reads if n in producers} - {k}:
-                waits[k].add(before)
-                readers[before].add(k)
-        ready, rest, done = [k for k in range(len(items)) if not waits[k]], iter(range(len(items))), dict[int, None]()
-        while len(done) < len(items):
-            k = heapq.heappop(ready) if ready else next(k for k in rest if k not in done)
-            if k in done:
-                continue
-            done[k] = None
-            for reader in readers[k]:
-                waits[reader].discard(k)
-                if not waits[reader] and reader not in done:
-                    heapq.heappush(ready, reader)
-        return [items[k] for k in done]
+        """Items after those that they read, except in cycles, otherwise in the same order."""
+        home = {i: k for k, item in enumerate(items) for i in nodes_of(item)}
+        reads = ((k, r) for i, k in home.items() for n in self.graph.nodes[i].outputs for r in self.readers[n])
+        edges = {(k, home[r]) for k, r in reads if r in home}
+        return [items[k] for k in in_order(len(items), edges)]
 
     def _described(self, items: Sequence[Item]) -> str:
         """The products among some items, or else the most frequent operators."""
-        nodes = [self.graph.nodes[i] for i in NodeGroup("part", "", tuple(items)).nodes if i not in self.hidden]
-        heavy = [n for n in nodes if isinstance(n.target, Operator) and n.target.heavy]
+        nodes = [self.graph.nodes[i] for item in items for i in nodes_of(item) if i not in self.hidden]
+        heavy = [n for n in nodes if n.operator.heavy]
         counts = Counter(n.op_type for n in heavy or nodes).most_common(2)
         return ", ".join(f"{count} {name}" if count > 1 else name for name, count in counts)
 
     def _crossing(self, items: Sequence[Item]) -> list[int]:
         """For each item, how many values computed before it are read from it on."""
-        home = {i: k for k, item in enumerate(items) for i in ((item,) if isinstance(item, int) else item.nodes)}
+        home = {i: k for k, item in enumerate(items) for i in nodes_of(item) if i not in self.hidden}
         change = Counter[int]()
         for i, k in home.items():
             for name in self.graph.nodes[i].outputs:
-                last = max((home[r] for r in self.readers[name] if r in home and r not in self.hidden), default=k)
-                if i not in self.hidden and last > k:
+                last = max((home[r] for r in self.readers[name] if r in home), default=k)
+                if last > k:
                     change[k + 1] += 1
                     change[last + 1] -= 1
-        total, found = 0, []
-        for k in range(len(items)):
-            total += change[k]
-            found.append(total)
-        return found
+        return [*accumulate(change[k] for k in range(len(items)))]
+
+
+def in_order(count: int, edges: Collection[tuple[int, int]]) -> list[int]:
+    """The numbers below ``count``, each after those from which edges lead to it; of a cycle the lowest comes first.
+
+    >>> in_order(4, [(3, 0), (1, 2), (2, 1)])
+    [3, 0, 1, 2]
+    """
+    after: dict[int, list[int]] = defaultdict(list)
+    for start, end in edges:
+        if start != end:
+            after[start].append(end)
+    missing = Counter(end for ends in after.values() for end in ends)
+    ready = [k for k in range(count) if not missing[k]]
+    rest, order = iter(range(count)), dict[int, None]()
+    while len(order) < count:
+        first = heapq.heappop(ready) if ready else next(k for k in rest if k not in order)
+        order[first] = None
+        for end in after[first]:
+            missing[end] -= 1
+            if not missing[end] and end not in order:
+                heapq.heappush(ready, end)
+    return [*order]
 
 
 def alike(names: Sequence[str]) -> list[tuple[str, list[str]]]:
@@ -347,24 +334,19 @@ def alike(names: Sequence[str]) -> list[tuple[str, list[str]]]:
     groups: dict[str, list[str]] = defaultdict(list)
     for name in names:
         groups[re.sub(r"\d+", "*", name)].append(name)
-    found = []
+    blocks = []
     for title, group in groups.items():
-        found += [(title, group)] if len(group) > ALIKE else [(n, [n]) for n in group]
-    return found
+        blocks += [(title, group)] if len(group) > ALIKE else [(n, [n]) for n in group]
+    return blocks
 
 
-def known_inside(graph: Graph, hidden: Collection[int], known: Mapping[str, None]) -> dict[str, None]:
+def known_inside(graph: Graph, hidden: Collection[int], known: Iterable[str]) -> set[str]:
     """The constants that graphs inside of a graph may capture."""
-    computed = (n for i in hidden for n in graph.nodes[i].outputs)
-    return dict.fromkeys((*known, *graph.initializers, *computed))
+    return {*known, *graph.initializers, *(n for i in hidden for n in graph.nodes[i].outputs)}
 
 
 def named_graphs(node: Node) -> list[tuple[str, Graph]]:
     """The graphs among a node's attributes, by name; of an If, then_branch first."""
     groups = ((name, v if isinstance(v, tuple) else (v,)) for name, v in node.attributes.items())
-    found = [(name, graph) for name, values in groups for graph in values if isinstance(graph, Graph)]
-    return sorted(found, key=lambda pair: pair[0] == "else_branch")
-
-
-def _first(item: Item) -> int:
-    return item if isinstance(item, int) else item.nodes[0]
+    graphs = [(name, graph) for name, values in groups for graph in values if isinstance(graph, Graph)]
+    return sorted(graphs, key=lambda pair: pair[0] == "else_branch")

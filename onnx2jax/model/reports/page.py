@@ -7,7 +7,7 @@ import inspect
 import json
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib.resources import files
 from typing import Any, Final
 
@@ -79,7 +79,7 @@ class _Page:
     def data(self) -> dict[str, Any]:
         """Everything."""
         model, facts = self.model, self.facts
-        self._graph(model.graph, {}, {})
+        self._graph(model.graph, (), {})
         shown = {id(finding) for found in self.shown for finding in found}
         elsewhere = [finding for finding in facts.findings if id(finding) not in shown]
         found: dict[str, Any] = {
@@ -109,7 +109,7 @@ class _Page:
 
     # ------------------------------------------------------------------------------------------------ graphs
 
-    def _graph(self, graph: Graph, known: dict[str, None], outer: Mapping[str, str], title: str = "") -> int:
+    def _graph(self, graph: Graph, known: Collection[str], outer: Mapping[str, str], title: str = "") -> int:
         """Add a graph, and those inside it; returns its number. A function has a title."""
         if id(graph) in self.numbers:
             return self.numbers[id(graph)]
@@ -131,7 +131,7 @@ class _Page:
             bodies = named_graphs(node)
             if isinstance(node.target, Function):
                 called = f"{node.target.domain}.{node.target.name}"
-                self.nodes[first + k]["graphs"] = [("", self._graph(node.target.body, {}, {}, called))]
+                self.nodes[first + k]["graphs"] = [("", self._graph(node.target.body, (), {}, called))]
             elif bodies:
                 self.nodes[first + k]["graphs"] = [(name, self._graph(g, inside, types)) for name, g in bodies]
         outline = Outline(graph, hidden).items()
