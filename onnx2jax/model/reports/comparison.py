@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -87,13 +87,13 @@ def compared(
     >>> compared("y", np.float32([1, 2]), np.float32([1, 3])).absolute
     1.0
     """
-    found = list(_differences(ours, theirs, (rtol, atol, dtype, scale, rounds), only_types))
-    whys = [why for _, _, why in found if why]
+    differences = [*_differences(ours, theirs, (rtol, atol, dtype, scale, rounds), only_types)]
+    whys = [why for _, _, why in differences if why]
     absolute, relative = None, None
-    if all(a is not None for a, _, _ in found):
-        absolute, relative = max((a for a, _, _ in found), default=0.0), max((r for _, r, _ in found), default=0.0)
-    why = whys[0] if whys else ""
-    return Comparison(value, described(ours), described(theirs), absolute, relative, not whys, why, node)
+    if all(a is not None for a, _, _ in differences):
+        absolute = max((a for a, _, _ in differences), default=0.0)
+        relative = max((r for _, r, _ in differences), default=0.0)
+    return Comparison(value, described(ours), described(theirs), absolute, relative, not whys, "".join(whys[:1]), node)
 
 
 def described(value: Any) -> str:
@@ -110,7 +110,7 @@ def described(value: Any) -> str:
         return f"{kind} of {len(value)}" + (f": {', '.join(kinds[:2])}{more}" if kinds else "")
     if value is None:
         return "nothing"
-    array = np.asarray(value)
+    array = value if hasattr(value, "dtype") else np.asarray(value)
     return f"{'string' if array.dtype.kind in 'OU' else array.dtype}{list(array.shape)}"
 
 
@@ -124,18 +124,17 @@ def _differences(ours: Any, theirs: Any, limits: Limits, only_types: bool) -> It
     """The difference of each pair of arrays in two results."""
     wrong = f"{described(ours)} instead of {described(theirs)}"
     kinds = [list if isinstance(v, tuple) else dict if isinstance(v, Mapping) else type(v) for v in (ours, theirs)]
-    if any(k in (list, dict) or v is None for k, v in zip(kinds, (ours, theirs), strict=True)):
+    if not {list, dict, type(None)}.isdisjoint(kinds):
         if kinds[0] != kinds[1] or (theirs is not None and len(ours) != len(theirs)):
             yield None, None, wrong
-        elif kinds[0] is dict:
-            if ours.keys() != theirs.keys():
-                yield None, None, "other keys"
-            else:
-                values = ((_single(ours[k]), _single(theirs[k])) for k in theirs)
-                yield from (d for a, b in values for d in _differences(a, b, limits, only_types))
+        elif kinds[0] is dict and ours.keys() != theirs.keys():
+            yield None, None, "other keys"
         elif theirs is not None:
-            pairs = zip(ours, theirs, strict=True)
-            yield from (d for a, b in pairs for d in _differences(a, b, limits, only_types))
+            pairs: Iterable[tuple[Any, Any]] = zip(ours, theirs, strict=True)
+            if kinds[0] is dict:
+                pairs = ((_single(ours[k]), _single(theirs[k])) for k in theirs)
+            for a, b in pairs:
+                yield from _differences(a, b, limits, only_types)
         return
     ours, theirs = np.asarray(ours), np.asarray(theirs)
     if (computed := limits[2]) is not None and ours.dtype == computed:  # np.dtype("float64") equals None
@@ -163,13 +162,20 @@ def magnitude(value: Any) -> float:
     >>> magnitude(np.float32([-3, 2, -1e9]))
     3.0
     """
-    if isinstance(value, list | tuple | Mapping) or value is None:
+    if not is_inexact(value):
         return 0.0
-    array = np.asarray(value)
-    if array.dtype == object or not jnp.issubdtype(array.dtype, jnp.inexact):
-        return 0.0
-    size = np.abs(array.astype(np.complex128 if array.dtype.kind == "c" else np.float64))
+    size = np.abs(_wide(value))
     return float(size[size <= LARGEST].max(initial=0))
+
+
+def is_inexact(value: Any) -> bool:
+    """Whether a value is an array of floats or complex numbers."""
+    return hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.inexact)
+
+
+def _wide(array: Any) -> np.ndarray:
+    """An array in float64 or complex128."""
+    return np.asarray(array).astype(np.complex128 if array.dtype.kind == "c" else np.float64)
 
 
 def _in_numbers(
@@ -185,27 +191,24 @@ def _in_numbers(
     exact = not jnp.issubdtype(dtype, jnp.inexact)
     if exact and np.array_equal(ours, theirs):  # float64 cannot represent all 64-bit integers
         return 0.0, 0.0, ""
-    wide = np.complex128 if theirs.dtype.kind == "c" else np.float64
-    a, b = ours.astype(wide), theirs.astype(wide)
+    a, b = _wide(ours), _wide(theirs)
     size = np.abs(b)
-    scale = size[np.isfinite(size)].max(initial=0)
+    is_finite = np.isfinite(size)
+    scale = size[is_finite].max(initial=0)
     digit = 0.0 if exact else float(jnp.finfo(dtype).eps)
-    exact_steps = rounds and exact and not (rtol or atol)
     rtol = tolerance(dtype) if rtol is None else rtol
     atol = tolerance(dtype) * scale + digit * operands if atol is None else atol
     with np.errstate(all="ignore"):
         same = (a == b) | ((a != a) & (b != b))
         apart = np.where(same, 0, np.abs(a - b))
         apart = np.where(np.isnan(apart), np.inf, apart)
-    allowed = np.where(np.isfinite(size), atol + rtol * np.where(np.isfinite(size), size, 0), 0)
-    bad = ~same & ~(apart <= allowed)
-    if exact and not (rtol or atol):
-        bad = ours != theirs
+        allowed = np.where(is_finite, atol + rtol * size, 0)
+    must_be_equal = exact and not (rtol or atol)
+    bad = ours != theirs if must_be_equal else ~same & ~(apart <= allowed)
     absolute = float(apart.max(initial=0))
     relatively = absolute / float(scale or np.abs(a[np.isfinite(a)]).max(initial=0) or 1)
-    if exact_steps and absolute <= 1 and bad.sum() <= max(1, bad.size // FLIPS):
-        return absolute, relatively, ""
-    if not bad.any():
+    is_flipped = must_be_equal and rounds and absolute <= 1 and bad.sum() <= max(1, bad.size // FLIPS)
+    if is_flipped or not bad.any():
         return absolute, relatively, ""
     where = tuple(map(int, np.unravel_index(int(np.argmax(np.where(bad, apart, -1))), bad.shape)))
     text = (

@@ -8,14 +8,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ... import compat
 from ...errors import OnnxError
 from ...ir.graph import Node
 from ...ops.arrays import is_traced
-from .comparison import described
+from .comparison import described, is_inexact
 
 
 @contextmanager
@@ -91,7 +90,7 @@ def _origin(model: Any, known: Mapping[str, Any], names: list[str], kind: str) -
 
 def _range(value: Any) -> str:
     """Element type, shape and range of an operand."""
-    if not _is_inexact(value) or not value.size or value.dtype.kind == "c":
+    if not is_inexact(value) or not value.size or value.dtype.kind == "c":
         return described(value)
     numbers = np.asarray(value).astype(np.float64)
     return f"{described(value)} from {numbers.min():.6g} to {numbers.max():.6g}"
@@ -100,8 +99,4 @@ def _range(value: Any) -> str:
 def holds(value: Any, kind: str) -> bool:
     """Whether a value is an array with NaN or an infinity (``kind`` "nan" or "inf")."""
     test: Any = np.isnan if kind == "nan" else np.isinf
-    return _is_inexact(value) and bool(test(np.asarray(value)).any())
-
-
-def _is_inexact(value: Any) -> bool:
-    return hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.inexact)
+    return is_inexact(value) and bool(test(np.asarray(value)).any())
