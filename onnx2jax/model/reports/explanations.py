@@ -18,9 +18,9 @@ from ...errors import OnnxError, UnsupportedError
 from ...eval.interpreter import Context, run_node
 from ...eval.values import to_host
 from ...ir.graph import Node
-from ...proto.types import TensorType
 from .comparison import compared
 from .peers import InnerGraph, Peer
+from .samples import in_types
 
 SCALES: Final = {"DynamicQuantizeLSTM": (8, 10)}
 """By operator that rounds inside: the inputs that are scales of weights, whose last digits do not affect how the first
@@ -38,9 +38,8 @@ def in_double(model: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     try:
         double = model.with_options(dtype="float64")
-        types = {v.name: v.type.dtype for v in double.inputs if isinstance(v.type, TensorType)}
-        wide = {n: np.asarray(v, types[n]) if n in types else v for n, v in feeds.items()}
-        return dict(zip((v.name for v in double.outputs), double.run(None, wide), strict=True))
+        results = double.run(None, in_types(feeds, double.inputs))
+        return dict(zip((v.name for v in double.outputs), results, strict=True))
     except OnnxError:
         return {}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -57,6 +57,12 @@ def _random(shape: tuple[int, ...], dtype: np.dtype, rng: np.random.Generator) -
     if dtype.kind in "biu" or dtype.name.startswith(("int", "uint")):  # ml_dtypes' int4 has kind "V"
         return rng.integers(0, 2, shape).astype(dtype)
     return rng.standard_normal(shape).astype(dtype)
+
+
+def in_types(feeds: Mapping[str, Any], declared: Iterable[ValueInfo]) -> dict[str, Any]:
+    """The inputs with tensors as NumPy arrays of the declared types."""
+    types = {v.name: v.type.dtype for v in declared if isinstance(v.type, TensorType)}
+    return {n: np.asarray(v, types[n]) if n in types else v for n, v in feeds.items()}
 
 
 def data_sets(folder: str | os.PathLike[str]) -> list[Path]:
@@ -114,11 +120,9 @@ def _value(message: Any) -> Any:
         case "TensorProto":
             return to_array(message)
         case "SequenceProto":
-            fields = ("tensor_values", "sequence_values", "map_values", "optional_values")
-            return [_value(v) for f in fields for v in getattr(message, f)]
+            return [_value(v) for field, values in message.ListFields() if field.message_type for v in values]
         case "OptionalProto":
-            fields = ("tensor_value", "sequence_value", "map_value", "optional_value")
-            return next((_value(getattr(message, f)) for f in fields if message.HasField(f)), None)
+            return next((_value(v) for field, v in message.ListFields() if field.message_type), None)
         case "MapProto":
             keys = [k.decode() for k in message.string_keys] or list(message.keys)
             return dict(zip(keys, _value(message.values), strict=True))

@@ -26,15 +26,14 @@ from ...eval.values import to_host
 from ...ir import analysis
 from ...ir.casts import NARROWER
 from ...ir.graph import Graph, Node, ancestors, descendants
-from ...ops.registry import Operator
-from ...proto.types import TensorType, ValueInfo, to_value_info
+from ...proto.types import ValueInfo, to_value_info
 from ...runtime.specialise import is_small
 from ..changes.parts import node_outputs, with_graph
 from .comparison import Comparison, compared, described, magnitude
 from .explanations import CLASSIFIERS, SATURATES, SCALES, TIED, amplified, distances, in_double, tied, unsaturated
 from .inner_calls import calls
 from .peers import NAMES, InnerGraph, Peer, checked, step_into
-from .samples import data_sets, random_values, read_values
+from .samples import data_sets, in_types, random_values, read_values
 from .verification import Difference, Verification
 
 COMPARABLE: Final = 10
@@ -61,7 +60,7 @@ def verify(
     """See ``Model.verify``."""
     _check(model)
     folder = None if inputs is not None else model.origin.open().files.folder
-    sets: list[Path] = data_sets(folder) if folder is not None else []
+    sets = data_sets(folder) if folder is not None else []
     recorded = against is None and bool(sets)
     if against is None:
         against = str(folder) if recorded else NAMES[0]
@@ -69,18 +68,20 @@ def verify(
         sets, recorded = data_sets(against), True
         if not sets:
             raise FileNotFoundError(f"{str(against)!r} has no test data: no input_0.pb, and no test_data_set_0")
-    given: dict[str, tuple[dict[str, Any], Path | None]]
-    if recorded:
-        given = {s.name: (read_values(s, "input", _free(model)), s) for s in sets}
-    else:
+    if not recorded:
         checked(str(against))
-        given = {s.name: (read_values(s, "input", _free(model)), None) for s in sets}
-        given = given or {"inputs": (_random(model, seed) if inputs is None else dict(inputs), None)}
-    if inputs is not None and recorded:
-        given = {s.name: (dict(inputs), s) for s in sets[:1]}
+    if inputs is not None:
+        sets = sets[:1]
+    feeds_of_sets: dict[str, tuple[dict[str, Any], Path | None]] = {}
+    for data_set in sets:
+        feeds = read_values(data_set, "input", _free(model)) if inputs is None else dict(inputs)
+        feeds_of_sets[data_set.name] = feeds, data_set if recorded else None
+    if not sets:
+        rng = np.random.default_rng(seed)
+        feeds_of_sets["inputs"] = random_values(model.inputs, rng) if inputs is None else dict(inputs), None
     limits = {"rtol": rtol, "atol": atol, "dtype": model.settings.dtype}
     with progress.stage(f"comparing with {against}"):
-        return _Verifier(model, str(against), each_node, limits).run(given)
+        return _Verifier(model, str(against), each_node, limits).run(feeds_of_sets)
 
 
 def _check(model: Any) -> None:
@@ -97,15 +98,9 @@ def _free(model: Any) -> list[ValueInfo]:
     return [v for v in model.graph.inputs if v.name not in model.graph.initializers]
 
 
-def _random(model: Any, seed: int) -> dict[str, Any]:
-    return dict(random_values(model.inputs, np.random.default_rng(seed)))
-
-
 def in_types_of_file(model: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
     """The inputs with tensors as NumPy arrays of the types in the file, which other implementations require."""
-    declared = (*model.inputs, *map(to_value_info, model.origin.open().message.graph.input))
-    types = {v.name: v.type.dtype for v in declared if isinstance(v.type, TensorType)}
-    return {n: np.asarray(v, types[n]) if n in types else v for n, v in feeds.items()}
+    return in_types(feeds, (*model.inputs, *map(to_value_info, model.origin.open().message.graph.input)))
 
 
 class _Verifier:
@@ -121,14 +116,15 @@ class _Verifier:
         if self.random:
             self.notes.append("random numbers, and what is computed from them, are compared by type and shape only")
 
-    def run(self, given: Mapping[str, tuple[dict[str, Any], Path | None]]) -> Verification:
+    def run(self, feeds_of_sets: Mapping[str, tuple[dict[str, Any], Path | None]]) -> Verification:
+        """The verification for some sets of inputs, by name, with the folder of the outputs if these are recorded."""
         outputs: dict[str, list[Comparison]] = {}
         nodes: dict[str, list[Comparison]] = {}
         first: Difference | None = None
         whole = None if self.against not in NAMES else Peer(self.peer, self.model)
-        for name, (feeds, folder) in given.items():
-            feeds = {n: v for n, v in feeds.items() if n not in self.model.static}
-            names = [v.name for v in self.model.outputs]
+        producers, names = self.model.graph.producers, [v.name for v in self.model.outputs]
+        for title, (inputs, folder) in feeds_of_sets.items():
+            feeds = {n: v for n, v in inputs.items() if n not in self.model.static}
             if self.model.settings.dtype in NARROWER:  # both read the numbers of the file's types
                 feeds = in_types_of_file(self.model, feeds)
             ours = dict(zip(names, self.model.run(None, feeds), strict=True))
@@ -137,50 +133,46 @@ class _Verifier:
                 theirs = whole.run(feeds)
             else:
                 theirs = read_values(folder, "output", self.model.outputs) if folder is not None else {}
-            producers = {n: str(node) for node in self.model.graph.nodes for n in node.outputs if n}
-            outputs[name] = [
-                self._compared(n, ours[n], theirs[n], producers, self.random) for n in names if n in theirs
+            outputs[title] = [
+                self._compared(producers.get(n), n, ours[n], theirs[n], self.random) for n in names if n in theirs
             ]
-            if self.each_node or not all(c.ok for c in outputs[name]):
+            if self.each_node or not all(c.ok for c in outputs[title]):
                 try:
-                    nodes[name], found, reasons = self._by_node(feeds, outputs[name])
+                    nodes[title], difference, reasons = self._by_node(feeds, outputs[title])
                     if whole is None and reasons:
                         reasons = self._recorded_reasons(reasons, feeds, theirs)
-                    outputs[name] = [reasons.get(c.value, c) for c in outputs[name]]
+                    outputs[title] = [reasons.get(c.value, c) for c in outputs[title]]
                 except (UnsupportedError, ImportError) as e:
                     if whole is not None and self.each_node:
                         raise
                     self.notes.append(f"which node differs could not be found: {e}")
                     continue
-                first = first or found
+                first = first or difference
         return Verification(self.against, outputs, nodes, first, self.notes)
 
-    def _compared(self, name: str, ours: Any, theirs: Any, producers: Mapping[str, str], random: Any) -> Comparison:
-        return compared(name, ours, theirs, only_types=name in random, node=producers.get(name, ""), **self.limits)
+    def _compared(self, node: Node | None, name: str, ours: Any, theirs: Any, drawn: Any, **how: Any) -> Comparison:
+        """The comparison of a node's output, by type and shape only if it is drawn."""
+        return compared(name, ours, theirs, only_types=name in drawn, node=str(node or ""), **self.limits, **how)
 
     def _by_node(
         self, feeds: Mapping[str, Any], outputs: Sequence[Comparison]
     ) -> tuple[list[Comparison], Difference | None, dict[str, Comparison]]:
         """Comparisons of the main graph's nodes on the other's operands, the difference, and outputs it explains."""
         graph = self.model.graph
-        theirs = Peer(self.peer, self.model, every=True).run(feeds)
-        scope = {**feeds, **theirs}
-        found, ours = self._node_by_node(graph, scope, theirs, self.drawn)
-        first = self._first(graph, (), scope, found, ours)
-        found = [c if c.ok or c.value not in self.saturated else replace(c, ok=True, why=SATURATES) for c in found]
+        nodes, ours, scope = self._node_by_node(graph, feeds)
+        first = self._first(graph, (), scope, nodes, ours)
+        nodes = [c if c.ok or c.value not in self.saturated else replace(c, ok=True, why=SATURATES) for c in nodes]
         if first is not None or graph.differentiates or all(c.ok for c in outputs):
-            return found, first, {}
-        given = {n: v for n, v in feeds.items() if n not in self.model.static}
-        values = self.model.values(**given)
-        own = {n: to_host(v) for n, v in values.items()}
-        reasons = self._reasons(own, scope, outputs)
-        if left := [c for c in outputs if not (c.ok or c.value in reasons) and c.value in own and c.value in scope]:
-            exact = in_double(self.model, given)
-            told = [(c.value, distances(exact.get(c.value), own[c.value], scope[c.value])) for c in left]
-            self.notes.extend(f"{name!r}: {text}" for name, text in told if text)
-        if all(c.ok or c.value in reasons for c in outputs):
-            return found, None, reasons
-        return found, self._accumulated(values, theirs, scope), reasons
+            return nodes, first, {}
+        inputs = {n: v for n, v in feeds.items() if n not in self.model.static}
+        values = {n: to_host(v) for n, v in self.model.values(**inputs).items()}
+        reasons = self._reasons(values, scope, outputs)
+        left = [c for c in outputs if not c.ok and c.value not in reasons]
+        if told := [c.value for c in left if c.value in values and c.value in scope]:
+            exact = in_double(self.model, inputs)
+            texts = {n: distances(exact.get(n), values[n], scope[n]) for n in told}
+            self.notes.extend(f"{n!r}: {text}" for n, text in texts.items() if text)
+        return nodes, self._accumulated(values, scope) if left else None, reasons
 
     def _reasons(
         self, ours: Mapping[str, Any], theirs: Mapping[str, Any], outputs: Sequence[Comparison]
@@ -216,66 +208,65 @@ class _Verifier:
 
     def _on_operands(self, node: Node, name: str, ours: Any, scope: Mapping[str, Any], drawn: Any) -> Comparison:
         """The comparison of a node's output, by the size of its operands too if that matters."""
-        found = self._compared(name, ours, scope[name], {name: str(node)}, drawn)
-        if not found.ok and node.op_type in CLASSIFIERS and tied([node], ours, scope[name], scope):
-            return replace(found, ok=True, why=TIED)
-        if found.ok or found.absolute is None:
-            return found
+        comparison = self._compared(node, name, ours, scope[name], drawn)
+        if not comparison.ok and node.op_type in CLASSIFIERS and tied([node], ours, scope[name], scope):
+            return replace(comparison, ok=True, why=TIED)
+        if comparison.ok or comparison.absolute is None:
+            return comparison
         values = ChainMap(dict(scope), dict(self.model.params), dict(self.model.graph.initializers))
         sizes = [magnitude(to_host(values[n])) for n in node.inputs if n in values]
         product = node.op_type in PRODUCTS
         scale = math.prod(sizes[:2]) if product else max(sizes, default=0.0)
         if node.op_type == "Div" or (node.op_type in ROUNDED_ONCE and self.limits["dtype"] is None):
             scale = 0.0
-        found = compared(name, ours, scope[name], node=str(node), scale=scale, rounds=_rounds(node), **self.limits)
-        if found.ok or found.absolute is None or node.op_type not in SCALES:
-            return found
+        comparison = self._compared(node, name, ours, scope[name], (), scale=scale, rounds=_rounds(node))
+        if comparison.ok or comparison.absolute is None or node.op_type not in SCALES:
+            return comparison
         nearer = amplified(self.model, node, values, name, ours, scope[name])
         explained = compared(name, nearer, scope[name], **self.limits).ok
-        return replace(found, ok=True, why=AMPLIFIES) if explained else found
+        return replace(comparison, ok=True, why=AMPLIFIES) if explained else comparison
 
-    def _accumulated(self, values: Mapping[str, Any], theirs: Any, scope: Mapping[str, Any]) -> Difference | None:
+    def _accumulated(self, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Difference | None:
+        """The first output of a node that differs in a run of the whole model."""
         for node in self.model.graph.nodes:
-            for n in node.outputs:
-                if n in theirs:
-                    got = compared(n, to_host(values[n]), theirs[n], only_types=n in self.random, **self.limits)
-                    if not got.ok:
-                        return Difference(
-                            str(node), n, got, self._operands(self.model.graph, node, scope, values), accumulated=True
-                        )
+            for name in node.outputs:
+                if name in theirs:
+                    comparison = self._compared(node, name, ours[name], theirs[name], self.random)
+                    if not comparison.ok:
+                        operands = self._operands(self.model.graph, node, theirs, ours)
+                        return Difference(str(node), name, comparison, operands, accumulated=True)
         return None
 
     def _node_by_node(
-        self,
-        graph: Graph,
-        scope: Mapping[str, Any],
-        theirs: Mapping[str, Any],
-        drawn: Any,
-        steps: tuple[InnerGraph, ...] = (),
-    ) -> tuple[list[Comparison], dict[str, Any]]:
-        """Comparisons of a graph's nodes, each on the other's operands, and our results by name.
+        self, graph: Graph, feeds: Mapping[str, Any], steps: tuple[InnerGraph, ...] = ()
+    ) -> tuple[list[Comparison], dict[str, Any], dict[str, Any]]:
+        """Comparisons of a graph's nodes on the other's operands, our results, and the other's with the feeds, by name.
 
         Values that nothing reads are left out: a mask of Dropout from opset 7, say, which implementations fill as they
         like.
+
+        Args:
+            graph: a main graph, or the inner one to which ``steps`` lead.
+            feeds: its inputs, and for an inner one the outer values that it reads.
+            steps: see ``Peer``.
         """
+        theirs = Peer(self.peer, self.model, every=True, steps=steps, feeds=feeds).run(feeds)
+        scope = {**feeds, **theirs}
         read = {n for node in graph.nodes for n in node.reads} | {v.name for v in graph.outputs}
         names = [n for n in node_outputs(graph) if n in theirs and (n in read or graph.differentiates)]
         alone = graph if graph.differentiates else isolated(graph, names, scope)
         suffix = "" if alone is graph else OURS
         shown = replace(alone, outputs=tuple(ValueInfo(n + suffix) for n in names))
-        feeds = {v.name: scope[v.name] for v in shown.inputs if v.name in scope}
-        wanted = analysis.static_names(shown) & feeds.keys()
-        static = {n: v for n, v in feeds.items() if n in wanted and isinstance(v, np.ndarray) and is_small(v)}
-        program = with_graph(self.model, shown, static)
+        operands = {v.name: scope[v.name] for v in shown.inputs if v.name in scope}
+        program, operands = specialised(self.model, shown, operands)
         rng = jax.random.key(0) if graph.draws else None
-        results = program.run(None, {n: v for n, v in feeds.items() if n not in program.static}, rng=rng)
-        ours = dict(zip(names, results, strict=True))
-        producers = {n: node for node in graph.nodes for n in node.outputs if n}
+        ours = dict(zip(names, program.run(None, operands, rng=rng), strict=True))
         values = {**self._weights(graph), **scope}
-        found = [self._on_operands(producers[n], n, ours[n], values, drawn) for n in names]
+        drawn = self.drawn if not steps else names if graph.draws else ()
+        nodes = [self._on_operands(graph.producers[n], n, ours[n], values, drawn) for n in names]
         if self.peer == "onnxruntime":
-            found = [c if c.ok else self._saturating(c, producers[c.value], ours, values, steps) for c in found]
-        return found, ours
+            nodes = [c if c.ok else self._saturating(c, graph.producers[c.value], ours, values, steps) for c in nodes]
+        return nodes, ours, scope
 
     def _saturating(
         self, c: Comparison, node: Node, ours: Mapping[str, Any], values: Mapping[str, Any], steps: Any
@@ -294,10 +285,11 @@ class _Verifier:
         graph: Graph,
         steps: tuple[InnerGraph, ...],
         scope: Mapping[str, Any],
-        found: Sequence[Comparison],
+        nodes: Sequence[Comparison],
         ours: Any,
     ) -> Difference | None:
-        wrong = {c.value: c for c in found if not c.ok}
+        """The difference among the comparisons of a graph's nodes, or inside one of them."""
+        wrong = {c.value: c for c in nodes if not c.ok}
         if not wrong:
             return None
         sizes = {n: np.inf if c.relative is None else c.relative for n, c in wrong.items()}
@@ -307,7 +299,7 @@ class _Verifier:
         inside = self._inside(node, steps, scope) if node.graphs else None
         if inside is None and len(self.saturated) > before:  # the graph is right but for these nodes
             self.saturated.update(node.outputs)
-            return self._first(graph, steps, scope, [c for c in found if c.value not in node.outputs], ours)
+            return self._first(graph, steps, scope, [c for c in nodes if c.value not in node.outputs], ours)
         if inside is not None:
             return replace(inside, node=f"{node}, inside it {inside.node}")
         return Difference(str(node), value, wrong[value], self._operands(graph, node, scope, ours))
@@ -328,17 +320,21 @@ class _Verifier:
             path = (*steps, step_into(node, graph))
             feeds = {n: to_host(around[n]) for n in graph.captures} | {n: to_host(v) for n, v in named.items()}
             try:
-                theirs = Peer(self.peer, self.model, every=True, steps=path, feeds=feeds).run(feeds)
-                found, ours = self._node_by_node(
-                    graph, {**feeds, **theirs}, theirs, {n for n in node_outputs(graph) if graph.draws}, path
-                )
+                nodes, ours, inner = self._node_by_node(graph, feeds, path)
             except UnsupportedError as e:
                 self.notes.append(f"the graphs of {node} could not be compared: {str(e).splitlines()[0]}")
                 return None
-            inner = {**{n: v for n, v in around.items() if n in graph.captures}, **feeds, **theirs}
-            if (first := self._first(graph, path, inner, found, ours)) is not None:
+            if (first := self._first(graph, path, inner, nodes, ours)) is not None:
                 return first
         return None
+
+
+def specialised(model: Any, graph: Graph, feeds: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The model with another graph, specialised on its small inputs of which values must be known; the other inputs."""
+    known = analysis.static_names(graph) & feeds.keys()
+    static = {n: feeds[n] for n in known if isinstance(feeds[n], np.ndarray) and is_small(feeds[n])}
+    program = with_graph(model, graph, static)
+    return program, {n: v for n, v in feeds.items() if n not in program.static}
 
 
 def isolated(graph: Graph, names: Sequence[str], scope: Mapping[str, Any]) -> Graph:
@@ -351,11 +347,11 @@ def isolated(graph: Graph, names: Sequence[str], scope: Mapping[str, Any]) -> Gr
         names: the node outputs that are given.
         scope: all values that may be read, those of outer graphs included.
     """
-    given = set(names)
-    nodes = tuple(replace(n, outputs=tuple(o + OURS if o in given else o for o in n.outputs)) for n in graph.nodes)
-    own = {v.name for v in graph.inputs}
+    renamed = {n: n + OURS for n in names}
+    nodes = tuple(replace(node, outputs=tuple(renamed.get(n, n) for n in node.outputs)) for node in graph.nodes)
+    declared = {*graph.initializers, *(v.name for v in graph.inputs)}
     read = dict.fromkeys(n for node in nodes for n in node.reads)
-    more = [ValueInfo(n) for n in read if n in scope and n not in own and n not in graph.initializers]
+    more = [ValueInfo(n) for n in read if n in scope and n not in declared]
     inputs = tuple(ValueInfo(v.name) if graph.path else v for v in graph.inputs)
     return replace(graph, inputs=(*inputs, *more), nodes=nodes, value_info={})
 
@@ -382,5 +378,4 @@ def _flips(rounding: Sequence[Node], ours: Mapping[str, Any], theirs: Mapping[st
 
 
 def _draws(node: Node) -> bool:
-    own = isinstance(node.target, Operator) and "rng" in node.target.fixtures
-    return own or any(graph.draws for graph in node.bodies)
+    return "rng" in node.operator.fixtures or any(graph.draws for graph in node.bodies)
