@@ -19,7 +19,7 @@ from ...printed import Printed
 from ...proto.xspace import Trace, read_trace
 from ..changes.parts import with_graph
 from .summary import MARK, mark, node_of, unmarked
-from .table import table
+from .table import scaled, table
 
 SHOWN: Final = 25
 """Rows of a table or chart."""
@@ -107,10 +107,7 @@ def duration(seconds: float) -> str:
     >>> duration(0.0001234), duration(0.0256), duration(12.5)
     ('123 us', '25.6 ms', '12.5 s')
     """
-    for unit, size in (("us", 1e-6), ("ms", 1e-3)):
-        if seconds < 999.5 * size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds:.3g} s"
+    return scaled(seconds * 1e6, (" us", " ms", " s"))
 
 
 def _bars(title: str, values: Sequence[tuple[str, float]]) -> str:

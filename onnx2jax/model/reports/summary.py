@@ -16,19 +16,18 @@ import numpy as np
 
 from ... import compat
 from ...errors import KnownValueError, OnnxError, OperatorError
-from ...ir import analysis
 from ...ir.graph import Graph, Node
 from ...jaxpr.program import Equation, Program
 from ...printed import Printed
 from ...proto.dtypes import HOST_ONLY
 from ...proto.types import TensorType, ValueInfo
-from ...runtime.specialise import is_small
 from ...sharding.stages import Staged
 from ..calls.arguments import checked_dims, named_dims, variables
 from ..changes.parts import node_outputs, with_graph, with_outputs
+from .comparison import described
 from .samples import random_values
-from .table import table
-from .verify import OURS, isolated
+from .table import scaled, table
+from .verify import OURS, isolated, specialised
 
 ARRAYS: Final = (np.ndarray, jax.Array, jax.ShapeDtypeStruct)
 MARK: Final = "onnx2jax node "
@@ -94,10 +93,10 @@ class Summary(Printed):
     @property
     def total(self) -> str:
         """The sums in a line."""
-        given = ", ".join(f"{n}: {t}" for n, t in self.inputs.items())
+        inputs = ", ".join(f"{n}: {t}" for n, t in self.inputs.items())
         return (
             f"{len(self.nodes)} nodes; {self.parameters:,} parameters, {self.parameter_bytes:,} bytes; "
-            f"{short(self.flops)} FLOPs for {given or 'no inputs'}"
+            f"{short(self.flops)} FLOPs for {inputs or 'no inputs'}"
         )
 
     def to_json(self) -> str:
@@ -117,11 +116,7 @@ def short(number: float) -> str:
     >>> short(950), short(1234567), short(2e12)
     ('950', '1.23 M', '2 T')
     """
-    for unit in ("", " k", " M", " G", " T"):
-        if number < 999.5 or unit == " T":
-            return f"{number:.3g}{unit}"
-        number /= 1000
-    raise AssertionError
+    return scaled(number, ("", " k", " M", " G", " T"))
 
 
 def summary(model: Any, inputs: Mapping[str, Any], dims: Mapping[str, int] | None) -> Summary:
@@ -130,21 +125,23 @@ def summary(model: Any, inputs: Mapping[str, Any], dims: Mapping[str, int] | Non
     try:
         feeds, types, flops, unknown = _evaluated(model, inputs, dims)
     except OperatorError as e:
-        raise OperatorError(str(e) + _larger_sizes(model, inputs, dims)) from e.__cause__
-    types |= {n: _type(v) for n, v in {**feeds, **model.static, **model.graph.initializers}.items() if n not in types}
-    sizes = {n: math.prod(t.shape) for n, t in model.types.items()}
+        fix = ""
+        if sizes := larger_sizes(model, inputs, dims):
+            fix = f"\nExtents of 1 may be too small: model.summary(dims={ {**dims, **sizes} })"
+        raise OperatorError(f"{e}{fix}") from e.__cause__
+    types = {n: _typed(v) for n, v in {**feeds, **model.static, **model.graph.initializers}.items()} | types
+    counts = {n: math.prod(t.shape) for n, t in model.types.items()}
     rows = []
     for i, node in enumerate(model.graph.nodes):
-        held = sum(sizes[n] for n in _weights(model, node))
-        size = sum(_nbytes(types.get(n)) for n in {*node.reads, *node.outputs} if n)
-        outputs = {n: _type_text(types.get(n)) for n in node.outputs if n}
-        count = None if i in unknown else flops[i]
-        rows.append(NodeSummary(node.name, node.op_type, outputs, held, count, size))
+        parameters = sum(counts[n] for n in _weights(model, node))
+        size = sum(types[n][1] for n in {*node.reads, *node.outputs} if n in types)
+        outputs = {n: types[n][0] if n in types else "?" for n in node.outputs if n}
+        rows.append(NodeSummary(node.name, node.op_type, outputs, parameters, None if i in unknown else flops[i], size))
     return Summary(
-        {n: _type_text(_type(v)) for n, v in feeds.items()},
+        {n: described(v) for n, v in feeds.items()},
         rows,
-        sum(sizes.values()),
-        sum(sizes[n] * t.dtype.itemsize for n, t in model.types.items()),
+        sum(counts.values()),
+        sum(counts[n] * t.dtype.itemsize for n, t in model.types.items()),
         sum(row.flops or 0 for row in rows),
     )
 
@@ -152,25 +149,28 @@ def summary(model: Any, inputs: Mapping[str, Any], dims: Mapping[str, int] | Non
 def _evaluated(
     model: Any, inputs: Mapping[str, Any], dims: Mapping[str, int]
 ) -> tuple[dict[str, Any], dict[str, Any], Counter[int], set[int]]:
-    """The inputs, the types of values by name, the FLOPs of nodes by position, and the nodes without a count."""
+    """The inputs, types and bytes of values by name, FLOPs of nodes by position, and the nodes without a count."""
     feeds = feeds_of(model, inputs, dims, abstract=True)
     marked = mark(model.graph)
     # Tracing needs no devices; a model with pipeline stages would be several programs.
     placement = None if isinstance(model.placement, Staged) else model.placement
     options = {"max_size": model.spec.max_size, "placement": placement}
+
+    def in_one_program(fixed: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], Counter[int], set[int]]:
+        shown = with_outputs(with_graph(model, marked, fixed, **options), node_outputs(marked))
+        return feeds, *traced(shown, None, {n: v for n, v in feeds.items() if n not in fixed}, marked.nodes), set()
+
     with unmarked(model.graph):
         try:
-            shown = with_outputs(with_graph(model, marked, **options), node_outputs(marked))
-            return feeds, *traced(shown, None, feeds, marked.nodes), set()
+            return in_one_program({})
         except KnownValueError:
             feeds = feeds_of(model, inputs, dims)
             if model.spec.groups is None:
                 return feeds, *_partitioned(model, marked, feeds)
             # one program for each value of the inputs that all samples share
-            shared = {n: feeds[n] for n, axis in model.spec.groups.inputs.items() if axis is None and n in feeds}
-            shown = with_outputs(with_graph(model, marked, shared, **options), node_outputs(marked))
-            rest = {n: v for n, v in feeds.items() if n not in shared}
-            return feeds, *traced(shown, None, rest, marked.nodes), set()
+            return in_one_program(
+                {n: feeds[n] for n, axis in model.spec.groups.inputs.items() if axis is None and n in feeds}
+            )
 
 
 @contextmanager
@@ -179,7 +179,7 @@ def unmarked(graph: Graph) -> Iterator[None]:
     try:
         yield
     except OnnxError as e:
-        e.message = re.sub(f"{MARK}(\\d+)", lambda found: graph.nodes[int(found[1])].name, e.message)
+        e.message = re.sub(f"{MARK}(\\d+)", lambda match: graph.nodes[int(match[1])].name, e.message)
         raise
 
 
@@ -212,13 +212,6 @@ def _fits(model: Any, inputs: Mapping[str, Any], dims: Mapping[str, int]) -> boo
     return True
 
 
-def _larger_sizes(model: Any, inputs: Mapping[str, Any], dims: Mapping[str, int]) -> str:
-    """A line about free dimensions of extent 1, and extents that are not too small; empty if they are not the cause."""
-    if not (sizes := larger_sizes(model, inputs, dims)):
-        return ""
-    return f"\nExtents of 1 may be too small: model.summary(dims={ {**dims, **sizes} })"
-
-
 def feeds_of(
     model: Any, inputs: Mapping[str, Any], dims: Mapping[str, int], *, abstract: bool = False
 ) -> dict[str, Any]:
@@ -227,47 +220,39 @@ def feeds_of(
     With ``abstract``, ``jax.ShapeDtypeStruct`` in place of random numbers: they take no memory.
     """
     named = named_dims(model.inputs)
-    declared = {v.name: v for v in (*named, *model.optional.values())}
     dims = checked_dims(dims, named)
-    feeds, wanted = {}, {}
-    for name, info in declared.items():
-        given = inputs.get(name)
-        if given is None and name in model.optional:
+    feeds: dict[str, Any] = {}
+    wanted: dict[str, ValueInfo] = {}
+    for info in (*named, *model.optional.values()):
+        value = inputs.get(info.name)
+        if value is None and info.name in model.optional:
             continue
-        shape: Any = getattr(given, "shape", given)
-        if given is None:
-            shape = [dims.get(d, 1) if isinstance(d, str) else d for d in info.shape or ()]
-        if given is None or isinstance(given, tuple | jax.ShapeDtypeStruct):
-            whole = info.reshaped(tuple(shape))
-            if (
-                given is not None
-                and info.shape is None
-                and (dtype := getattr(given, "dtype", _dtype(info))) is not None
-            ):
-                whole = replace(info, type=TensorType(np.dtype(dtype), tuple(shape)))
-            given, wanted[name] = None, whole
-        feeds[name] = given
-    if abstract:
-        feeds |= {
-            n: jax.ShapeDtypeStruct(shape, v.type.dtype) for n, v in wanted.items() if (shape := _fixed(v)) is not None
-        }
+        feeds[info.name] = value
+        if value is None:
+            wanted[info.name] = info.reshaped([dims.get(d, 1) if isinstance(d, str) else d for d in info.shape or ()])
+        elif isinstance(value, tuple | jax.ShapeDtypeStruct):
+            shape = value if isinstance(value, tuple) else value.shape
+            dtype = getattr(value, "dtype", getattr(info.type, "dtype", None))
+            is_free = info.shape is None and dtype is not None
+            kind = TensorType(np.dtype(dtype), shape) if is_free else info.reshaped(shape).type
+            wanted[info.name] = replace(info, type=kind)
+    for name, info in wanted.items():
+        feeds[name] = None
+        if (
+            abstract
+            and isinstance(info.type, TensorType)
+            and info.shape is not None
+            and info.type.dtype not in HOST_ONLY
+        ):
+            fixed = [d if isinstance(d, int) else 1 for d in info.shape]
+            feeds[name] = jax.ShapeDtypeStruct(fixed, info.type.dtype)
     return feeds | random_values((v for n, v in wanted.items() if feeds[n] is None), np.random.default_rng(0))
-
-
-def _fixed(info: ValueInfo) -> tuple[int, ...] | None:
-    """The shape of a tensor of numbers, with free extents as 1; None for other inputs."""
-    is_tensor = isinstance(info.type, TensorType) and info.type.dtype not in HOST_ONLY
-    return tuple(d if isinstance(d, int) else 1 for d in info.shape) if is_tensor and info.shape is not None else None
-
-
-def _dtype(info: ValueInfo) -> Any:
-    return info.type.dtype if isinstance(info.type, TensorType) else None
 
 
 def traced(
     shown: Any, params: Mapping[str, Any] | None, feeds: Mapping[str, Any], nodes: Sequence[Node]
 ) -> tuple[dict[str, Any], Counter[int]]:
-    """The types of the outputs of a model by name, and the FLOPs of its nodes by position.
+    """The types and bytes of the outputs of a model by name, and the FLOPs of its nodes by position.
 
     Args:
         shown: a model whose nodes are named by ``MARK`` and their position.
@@ -285,7 +270,7 @@ def traced(
     def call(params: Any, arrays: Mapping[str, Any]) -> None:
         results = shown.apply(params, **arrays, **others, rng=rng)
         results = (results,) if len(names) == 1 else results
-        types.update(zip(names, map(_type, results), strict=True))  # here, because a jaxpr cannot return strings
+        types.update(zip(names, map(_typed, results), strict=True))  # here, because a jaxpr cannot return strings
 
     if params is None:
         params = {n: jax.ShapeDtypeStruct(t.shape, t.dtype) for n, t in shown.types.items()}
@@ -310,38 +295,36 @@ def _partitioned(model: Any, marked: Graph, feeds: Mapping[str, Any]) -> tuple[d
     unknown: set[int] = set()
     flops: Counter[int] = Counter()
     for i, node in enumerate(alone.nodes):
-        own = {n for n in node.reads if n in scope}
+        operands = {n: scope[n] for n in sorted(node.reads) if n in scope}
         graph = replace(
             alone,
             nodes=(node,),
-            inputs=tuple(ValueInfo(n) for n in sorted(own)),
+            inputs=tuple(map(ValueInfo, operands)),
             outputs=tuple(ValueInfo(n) for n in node.outputs if n.endswith(OURS)),
             initializers={n: v for n, v in alone.initializers.items() if n in node.reads},
         )
-        fixed = analysis.static_names(graph) & own
-        static = {n: scope[n] for n in fixed if isinstance(scope[n], np.ndarray) and is_small(scope[n])}
         try:
-            part = with_graph(model, graph, static)
-            flops += traced(part, None, {n: scope[n] for n in own if n not in part.static}, alone.nodes)[1]
+            part, others = specialised(model, graph, operands)
+            flops += traced(part, None, others, alone.nodes)[1]
         except (KnownValueError, TypeError):  # the node needs the host; TypeError for strings
             unknown.add(i)
-    return {n: _type(v) for n, v in values.items()}, flops, unknown
+    return {n: _typed(v) for n, v in values.items()}, flops, unknown
 
 
 def _counted(program: Program, owner: int | None, times: int) -> Iterator[tuple[int | None, int]]:
     """The FLOPs of each equation, with the position of the node that it was traced from."""
     for equation in program.equations:
-        found = owner if owner is not None else node_of(str(equation.scope))
+        node = owner if owner is not None else node_of(str(equation.scope))
         kind, inner = equation.name, equation.inner
         if kind == "cond":
-            branches = [list(_counted(b, found, times)) for b in inner]
+            branches = [list(_counted(b, node, times)) for b in inner]
             yield from max(branches, key=lambda b: sum(n for _, n in b), default=[])
         elif inner:
             trips = times * equation.params.get("length", 1) if kind == "scan" else times
             for part in inner:
-                yield from _counted(part, found, trips)
+                yield from _counted(part, node, trips)
         else:
-            yield found, times * _flops(equation, kind)
+            yield node, times * _flops(equation, kind)
 
 
 def mark(graph: Graph) -> Graph:
@@ -373,23 +356,10 @@ def _size(aval: Any) -> int:
     return math.prod(getattr(aval, "shape", ()))
 
 
-def _type(value: Any) -> Any:
-    """The shape and dtype of a value, if it has them; a list for a list."""
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
-        return TensorType(np.dtype(value.dtype), tuple(value.shape))
-    return [_type(v) for v in value] if isinstance(value, list | tuple) else None
-
-
-def _type_text(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return f"list of {len(value)}" + (f": {_type_text(value[0])}" if value else "")
-    return "?" if value is None else str(value)
-
-
-def _nbytes(value: Any) -> int:
-    if isinstance(value, list | tuple):
-        return sum(map(_nbytes, value))
-    return 0 if value is None else math.prod(value.shape) * value.dtype.itemsize
+def _typed(value: Any) -> tuple[str, int]:
+    """The type of a value as text, and its bytes."""
+    arrays = (v for v in jax.tree.leaves(value) if hasattr(v, "dtype"))
+    return described(value), sum(math.prod(v.shape) * v.dtype.itemsize for v in arrays)
 
 
 def _weights(model: Any, node: Node) -> set[str]:

@@ -1,4 +1,4 @@
-"""Formats rows of text as a table that fits a terminal."""
+"""Formats rows of text as a table that fits a terminal, and what its cells show: numbers with units, long names."""
 
 from __future__ import annotations
 
@@ -27,3 +27,25 @@ def table(rows: Sequence[Sequence[str]], width: int = 100) -> str:
         for parts in zip_longest(*map(chain.from_iterable, cells), fillvalue=""):
             lines.append(GAP.join(map(str.ljust, parts, widths)).rstrip())
     return "\n".join(lines)
+
+
+def scaled(number: float, units: Sequence[str]) -> str:
+    """A number with three significant digits and a unit; each unit is a thousand of the one before.
+
+    >>> scaled(0.5, (" us", " ms")), scaled(25600, (" us", " ms")), scaled(9e9, (" us", " ms"))
+    ('0.5 us', '25.6 ms', '9e+06 ms')
+    """
+    for unit in units[:-1]:
+        if number < 999.5:
+            return f"{number:.3g}{unit}"
+        number /= 1000
+    return f"{number:.3g}{units[-1]}"
+
+
+def clipped(text: str, most: int) -> str:
+    """A text of at most so many letters, the others at its end as one.
+
+    >>> clipped("a long name", 7)
+    'a long…'
+    """
+    return text if len(text) <= most else f"{text[: most - 1]}…"
