@@ -16,7 +16,7 @@ import jax
 from ... import compat
 from ...errors import UnsupportedError
 from ...printed import Printed
-from ...proto.xspace import Trace, read_trace
+from ...proto.xspace import Instruction, Trace, read_trace
 from ..changes.parts import with_graph
 from .summary import MARK, mark, node_of, unmarked
 from .table import scaled, table
@@ -26,6 +26,8 @@ SHOWN: Final = 25
 HEAD: Final = ("node", "operator", "a call", "share", "with it")
 CONTROL: Final = ("while", "conditional", "call")
 """Operations whose time is that of their bodies, which is recorded too."""
+UNKNOWN: Final = Instruction("", "", ())
+"""An operation of a program that the profile does not contain."""
 
 
 @dataclass(frozen=True)
@@ -147,31 +149,28 @@ def profile(model: Any, args: Sequence[Any], named: Mapping[str, Any], rng: Any,
     with compat.profiled() as written:
         for _ in range(calls):
             call()
-    spent, fused, host, other = Counter[int](), defaultdict[int, set[int]](set), set[int](), 0.0
+    spent: Any = Counter()
+    fused, host = defaultdict[Any, set[int]](set), set[Any]()
     for data in written:
-        other += _spent(read_trace(data, MARK), spent, fused, host)
+        for owner, seconds, others, is_host in _spent(read_trace(data, MARK)):
+            spent[owner] += seconds
+            fused[owner].update(others)
+            host |= {owner} if is_host else set()
+    other = spent.pop(None, 0.0)
     if not spent:
         raise UnsupportedError(
             f"XLA's profile of {calls} calls names no node of the model: nothing was computed (the outputs may be "
             "constants), or this JAX has no profiler for its device"
         )
     nodes, every = model.graph.nodes, sum(spent.values())
-    rows = [
-        NodeTime(
-            nodes[i].name,
-            nodes[i].op_type,
-            s / calls,
-            s / every,
-            [nodes[k].name for k in sorted(fused[i] - {i})],
-            i in host,
-        )
-        for i, s in spent.most_common()
-    ]
-    kinds = Counter[str]()
-    for row in rows:
-        kinds[row.operator] += row.seconds  # type: ignore[assignment]  # Counter says int
+    operators: Any = Counter()
+    rows = []
+    for i, seconds in spent.most_common():
+        node, names = nodes[i], [nodes[k].name for k in sorted(fused[i] - {i})]
+        rows.append(NodeTime(node.name, node.op_type, seconds / calls, seconds / every, names, i in host))
+        operators[node.op_type] += seconds / calls
     device = jax.devices()[0].device_kind
-    return Profile(rows, dict(kinds.most_common()), statistics.median(whole), other / calls, calls, device)
+    return Profile(rows, dict(operators.most_common()), statistics.median(whole), other / calls, calls, device)
 
 
 def _marked(model: Any) -> Any:
@@ -183,28 +182,19 @@ def _marked(model: Any) -> Any:
     return marked
 
 
-def _spent(trace: Trace, spent: Any, fused: Mapping[int, set[int]], host: set[int]) -> float:
-    """Add the seconds of each node to ``spent``, by position; returns the seconds of no node."""
+def _spent(trace: Trace) -> Iterator[tuple[int | None, float, Sequence[int], bool]]:
+    """For each operation the node by position, None if it is of none; seconds; nodes fused; whether on the host."""
     on_host = [(node_of(name), start, end) for name, start, end in trace.named]
-    for i, start, end in on_host:
-        if i is not None:
-            spent[i] += end - start
-            host.add(i)
+    yield from ((i, end - start, (), True) for i, start, end in on_host if i is not None)
     seen = {(r.program, r.name) for r in trace.executions}
     owners = {p: {n: node_of(i.scope) for n, i in every.items()} for p, every in trace.programs.items()}
-    other = 0.0
     for run in trace.executions:
-        instruction = trace.programs.get(run.program, {}).get(run.name)
-        inside = () if instruction is None else instruction.inside
-        if instruction is not None and instruction.opcode in CONTROL and any((run.program, n) in seen for n in inside):
+        instruction = trace.programs.get(run.program, {}).get(run.name, UNKNOWN)
+        if instruction.opcode in CONTROL and any((run.program, n) in seen for n in instruction.inside):
             continue
-        own = owners.get(run.program, {})
-        others = [i for n in inside if (i := own.get(n)) is not None]
-        i = own.get(run.name)
-        i = others[-1] if i is None and others else i
-        if i is not None:
-            spent[i] += run.end - run.start
-            fused[i].update(others)
-        elif not any(start <= run.start <= end for _, start, end in on_host):  # else part of a host node
-            other += run.end - run.start
-    return other
+        nodes = owners.get(run.program, {})
+        fused = [i for n in instruction.inside if (i := nodes.get(n)) is not None]
+        owner = nodes.get(run.name)
+        owner = fused[-1] if owner is None and fused else owner
+        if owner is not None or not any(start <= run.start <= end for _, start, end in on_host):  # else of a host node
+            yield owner, run.end - run.start, fused, False
