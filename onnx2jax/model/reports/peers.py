@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -14,7 +15,7 @@ from ... import compat
 from ...errors import InputNameError, UnsupportedError, did_you_mean
 from ...ir.graph import Graph, Node
 from ...proto.dtypes import to_code
-from ...proto.messages import TensorProto
+from ...proto.messages import TensorProto, ValueInfoProto
 from ...proto.tensors import from_array
 from ..files.save import save
 
@@ -62,10 +63,9 @@ class Peer:
             if alone:
                 _isolate(message.graph, *alone)
             if every:
-                own = {v.name for v in message.graph.output}
-                names = dict.fromkeys(n for node in message.graph.node for n in node.output if n and n not in own)
-                for n in names:
-                    message.graph.output.add(name=n)
+                outputs = {v.name for v in message.graph.output}
+                names = dict.fromkeys(n for node in message.graph.node for n in node.output if n and n not in outputs)
+                message.graph.output.extend(ValueInfoProto(name=n) for n in names)
 
         package = "onnxruntime" if name == "onnxruntime" else "onnx"
         library = compat.optional(package, "verify")
@@ -146,36 +146,35 @@ def _go_inside(message: Any, steps: Sequence[InnerGraph], feeds: Mapping[str, An
         node = next(n for n in graph.node if output in n.output)
         attribute = next(a for a in node.attribute if a.name == name)
         graph = attribute.g if i < 0 else attribute.graphs[i]
-    inside = type(graph).FromString(graph.SerializeToString())
+    inside = deepcopy(graph)
     inside.name = inside.name or "inside"
-    own = {t.name for t in inside.initializer}
-    kept = [type(t).FromString(t.SerializeToString()) for n, t in around.items() if n in feeds and n not in own]
+    initializers = {t.name for t in inside.initializer}
+    inside.initializer.extend(t for n, t in around.items() if n in feeds and n not in initializers)
+    del inside.input[:]
+    _declare(inside, feeds)
     message.graph.CopyFrom(inside)
-    message.graph.initializer.extend(kept)
-    del message.graph.input[:]
-    held = {t.name for t in message.graph.initializer}
-    _declare(message.graph, {n: v for n, v in feeds.items() if n not in held})
 
 
 def _isolate(graph: Any, node: Node, operands: Sequence[Any]) -> None:
     """Keep one node of a graph; of its operands those that were initializers still are, and the others are inputs."""
-    (kept,) = (n for n in graph.node if list(n.output) == list(node.outputs))
-    kept = type(kept).FromString(kept.SerializeToString())
-    held = {t.name for t in graph.initializer}
-    weights = {f"operand{i}" for i, n in enumerate(kept.input) if n in held}
-    names = [f"operand{i}" if v is not None else "" for i, v in enumerate(operands)]
-    kept.input[:] = names
+    alone = deepcopy(next(n for n in graph.node if list(n.output) == list(node.outputs)))
+    initializers = {t.name for t in graph.initializer}
+    weights = {f"operand{i}" for i, n in enumerate(alone.input) if n in initializers}
+    feeds = {f"operand{i}": v for i, v in enumerate(operands) if v is not None}
+    alone.input[:] = [n if (n := f"operand{i}") in feeds else "" for i in range(len(operands))]
     for part in ("node", "initializer", "sparse_initializer", "input", "output", "value_info"):
         graph.ClearField(part)
-    graph.node.append(kept)
-    given = {n: v for n, v in zip(names, operands, strict=True) if n}
-    graph.initializer.extend(TensorProto(**from_array(v, n)) for n, v in given.items() if n in weights)
-    _declare(graph, {n: v for n, v in given.items() if n not in weights})
+    graph.node.append(alone)
+    graph.initializer.extend(TensorProto(**from_array(v, n)) for n, v in feeds.items() if n in weights)
+    _declare(graph, feeds)
 
 
 def _declare(graph: Any, feeds: Mapping[str, Any]) -> None:
-    """Add values to the inputs of a graph."""
+    """Add the values that are no initializers to the inputs of a graph."""
+    initializers = {t.name for t in graph.initializer}
     for name, value in feeds.items():
+        if name in initializers:
+            continue
         kind, inner = graph.input.add(name=name).type, value
         while isinstance(inner, list):
             kind, inner = kind.sequence_type.elem_type, inner[0] if inner else np.zeros(0, np.float32)
