@@ -1,4 +1,4 @@
-"""Arrays in a few numbers for a page: range, mean, zeros, NaN, a histogram, and a small picture."""
+"""Arrays in a few numbers for a page: range, mean, zeros, NaN, a histogram, a small picture, a short text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from ...ir.graph import Graph, Reference
 from ...proto.mapped import load
+from ...proto.types import TensorType
+from .table import clipped
 
 MOST: Final = 1 << 16
 """Elements of a sample; larger arrays are read at this many evenly spaced places."""
@@ -17,6 +20,10 @@ SIDE: Final = 32
 """Pixels along the longer side of a picture."""
 TILES: Final = 16
 """Planes, such as channels, that a picture shows side by side."""
+MOST_LETTERS: Final = 200
+"""Letters of an attribute's value."""
+MOST_SHOWN: Final = 16
+"""Elements of a constant whose values are shown."""
 
 
 def figures(value: Any, *, whole: bool = False) -> dict[str, Any] | None:
@@ -29,20 +36,18 @@ def figures(value: Any, *, whole: bool = False) -> dict[str, Any] | None:
     array = _numbers(value)
     if array is None:
         return None
-    flat = array.reshape(-1)
-    step = 1 if whole else -(-flat.size // MOST)
-    taken = _floats(flat[::step])
-    finite = taken[np.isfinite(taken)]
-    found: dict[str, Any] = {"size": array.size, "zeros": _share(taken == 0)}
-    if step > 1:
-        found["sample"] = taken.size
-    if nan := int(np.isnan(taken).sum()):
-        found["nan"] = nan
-    if infinite := taken.size - finite.size - nan:
-        found["inf"] = infinite
+    elements = _floats(array if whole else _sample(array))
+    finite = elements[np.isfinite(elements)]
+    facts: dict[str, Any] = {"size": array.size, "zeros": round(float((elements == 0).mean()), 4)}
+    if elements.size < array.size:
+        facts["sample"] = elements.size
+    if nan := int(np.isnan(elements).sum()):
+        facts["nan"] = nan
+    if infinite := elements.size - finite.size - nan:
+        facts["inf"] = infinite
     if finite.size:
-        found |= {"min": _short(finite.min()), "max": _short(finite.max()), "mean": _short(finite.mean())}
-    return found
+        facts |= {name: f"{getattr(finite, name)():.4g}" for name in ("min", "max", "mean")}
+    return facts
 
 
 def histogram(value: Any) -> list[int]:
@@ -50,8 +55,8 @@ def histogram(value: Any) -> list[int]:
     array = _numbers(value)
     if array is None or array.size < 2:
         return []
-    taken = _floats(array.reshape(-1)[:: -(-array.size // MOST)])
-    finite = taken[np.isfinite(taken)]
+    elements = _floats(_sample(array))
+    finite = elements[np.isfinite(elements)]
     if not finite.size or finite.min() == finite.max():
         return []
     scale = np.abs(finite).max()
@@ -111,13 +116,29 @@ def _numbers(value: Any) -> Any:
     return np.abs(array) if array.dtype.kind == "c" else array
 
 
+def _sample(array: Any) -> Any:
+    """Evenly spaced elements, at most MOST."""
+    return array.reshape(-1)[:: -(-array.size // MOST)]
+
+
 def _floats(array: Any) -> Any:
     return np.asarray(array).astype(np.float64)
 
 
-def _share(mask: Any) -> float:
-    return round(float(mask.mean()), 4)
-
-
-def _short(number: float) -> str:
-    return f"{float(number):.4g}"
+def text_of(value: Any) -> str:
+    """A constant, or the value of an attribute, as a short text."""
+    if isinstance(value, Reference):
+        return f"the caller's {value.name}"
+    if isinstance(value, Graph):
+        return f"graph of {len(value.nodes)} nodes"
+    if isinstance(value, np.ndarray):
+        if value.size > MOST_SHOWN:
+            return str(TensorType(value.dtype, value.shape))
+        value = load(value).tolist()
+    if isinstance(value, tuple | list) and len(value) > 4 * MOST_SHOWN:
+        return f"{len(value):,} values: {', '.join(map(text_of, value[:8]))}, …"
+    if isinstance(value, list):
+        return f"[{', '.join(map(text_of, value))}]"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return clipped(value.decode(errors="replace") if isinstance(value, bytes) else str(value), MOST_LETTERS)

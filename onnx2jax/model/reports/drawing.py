@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from html import escape
 from itertools import product
 from pathlib import Path
-from typing import Any, Final
-
-import numpy as np
+from typing import Final
 
 from ...errors import InputValueError
 from ...ir.graph import Graph, Node
 from ...proto.types import TensorType, ValueInfo
+from .arrays import text_of
 from .outline import Item, NodeGroup, Outline, folded, in_order, known_inside, named_graphs, nodes_of
+from .table import clipped
 
 ROW: Final = 76
 HEIGHT: Final = 30
@@ -75,8 +75,7 @@ class Box:
     @property
     def label(self) -> str:
         """The text below the box: the types of its outputs."""
-        first, more = next(iter(self.types), ""), len(self.types) - 1
-        first = first if len(first) <= MOST_LETTERS else f"{first[: MOST_LETTERS - 1]}…"
+        first, more = clipped(next(iter(self.types), ""), MOST_LETTERS), len(self.types) - 1
         return f"{first} and {more} more" if more > 0 else first
 
     @property
@@ -192,16 +191,9 @@ def blocks_of(
 def _described(node: Node, types: Mapping[str, str]) -> Iterator[str]:
     """The lines of a node's tooltip."""
     yield str(node)
-    yield from (f"{n} = {_short(v)}" for n, v in node.attributes.items())
+    yield from (f"{n} = {clipped(text_of(v), 80)}" for n, v in node.attributes.items())
     yield from (f"reads {types.get(n, n)}" for n in node.reads)
     yield from (f"writes {types.get(n, n)}" for n in node.outputs if n)
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, Graph):
-        return f"graph of {len(value.nodes)} nodes"
-    text = f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) and value.size > 8 else str(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _types(graph: Graph) -> dict[str, str]:

@@ -8,24 +8,22 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping
+from dataclasses import asdict
+from html import escape
 from importlib.resources import files
 from typing import Any, Final
 
 import numpy as np
 
 from ...checker.report import Finding
-from ...ir.graph import Function, Graph, Node, Reference
+from ...ir.graph import Function, Graph, Node
 from ...ops.registry import Operator
 from ...proto.mapped import load
 from ...proto.types import TensorType
-from .arrays import figures, histogram, picture
+from .arrays import MOST_SHOWN, figures, histogram, picture, text_of
 from .facts import PageFacts, declared_types
 from .outline import Item, NodeGroup, Outline, alike, folded, known_inside, named_graphs
 
-MOST_LETTERS: Final = 200
-"""Letters of an attribute's value."""
-MOST_SHOWN: Final = 16
-"""Elements of a constant whose values are shown."""
 FAMILIES: Final = {
     "product": "conv linalg recurrent attention microsoft.recurrent microsoft.attention microsoft.paged "
     "microsoft.weights",
@@ -46,14 +44,13 @@ _KINDS: Final = {module: kind for kind, modules in FAMILIES.items() for module i
 def page(model: Any, facts: PageFacts) -> str:
     """The page of a model, which needs no network."""
     data = json.dumps(_Page(model, facts).data(), separators=(",", ":"), allow_nan=False)
-    title = model.graph.name or "model"
     parts = {
-        "title": title.replace("&", "&amp;").replace("<", "&lt;"),
+        "title": escape(model.graph.name or "model", quote=False),
         "style": _file("page.css"),
         "script": "".join(map(_file, SCRIPTS)),
         "data": data.replace("<", "\\u003c"),
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _file("page.html"))
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _file("page.html"))
 
 
 def _file(name: str) -> str:
@@ -72,40 +69,37 @@ class _Page:
         self.findings: dict[tuple[str, str], list[Finding]] = defaultdict(list)
         for finding in facts.findings:
             self.findings[_place(finding)].append(finding)
-        profile = () if facts.profile is None else facts.profile.nodes
-        self.shown: list[list[Finding]] = []
-        self.times = {n.name: n for n in profile}
+        self.shown: set[int] = set()
+        self.times = {} if facts.profile is None else {n.name: n for n in facts.profile.nodes}
 
     def data(self) -> dict[str, Any]:
         """Everything."""
         model, facts = self.model, self.facts
         self._graph(model.graph, (), {})
-        shown = {id(finding) for found in self.shown for finding in found}
-        elsewhere = [finding for finding in facts.findings if id(finding) not in shown]
-        found: dict[str, Any] = {
+        data: dict[str, Any] = {
             "title": model.graph.name or "model",
             "opsets": {domain or "ai.onnx": version for domain, version in model.opsets.items()},
-            "metadata": {str(k): _text(v) for k, v in model.metadata.items()},
+            "metadata": {str(k): text_of(v) for k, v in model.metadata.items()},
             "inputs": [(v.name, str(v.type)) for v in (*model.inputs, *model.optional.values())],
             "outputs": [(v.name, str(v.type)) for v in model.outputs],
             "parameters": sum(int(np.prod(t.shape)) for t in model.types.values()),
             "bytes": sum(int(np.prod(t.shape)) * t.dtype.itemsize for t in model.types.values()),
             "notes": list(facts.notes),
-            "findings": [_finding(f) for f in elsewhere],
+            "findings": [asdict(f) for f in facts.findings if id(f) not in self.shown],
             "operators": self.operators,
             "nodes": self.nodes,
             "graphs": self.graphs,
         }
         if facts.costs is not None:
-            found |= {"flops": facts.costs.flops, "sizes": dict(facts.costs.inputs)}
+            data |= {"flops": facts.costs.flops, "sizes": dict(facts.costs.inputs)}
         if facts.profile is not None:
-            found["time"] = facts.profile.total
+            data["time"] = facts.profile.total
         if facts.verification is not None:
-            found["against"] = facts.verification.against
-            found["verified"] = str(facts.verification).splitlines()[0]
+            data["against"] = facts.verification.against
+            data["verified"] = str(facts.verification).splitlines()[0]
         if model.placement is not None:
-            found["mesh"] = {str(n): int(k) for n, k in model.placement.mesh.shape.items()}
-        return found
+            data["mesh"] = {str(n): int(k) for n, k in model.placement.mesh.shape.items()}
+        return data
 
     # ------------------------------------------------------------------------------------------------ graphs
 
@@ -150,12 +144,12 @@ class _Page:
 
     def _values(self, graph: Graph, types: Mapping[str, str], main: bool) -> dict[str, dict[str, Any]]:
         """Types of values, and what is known of parameters, constants and the values of a call."""
-        found: dict[str, dict[str, Any]] = {n: {"type": t} for n, t in types.items()}
+        values: dict[str, dict[str, Any]] = {n: {"type": t} for n, t in types.items()}
         parameters, changes = self.model.types, self.model.spec.changes
         for name, array in graph.initializers.items():
             key = graph.key(name)
             array = changes.get(key, array)
-            entry = found[name] = {"type": str(TensorType(np.dtype(array.dtype), tuple(array.shape)))}
+            entry = values[name] = {"type": str(TensorType(np.dtype(array.dtype), tuple(array.shape)))}
             entry["bytes"] = int(array.nbytes)
             if key in parameters:
                 entry["parameter"] = True
@@ -164,11 +158,11 @@ class _Page:
             if not getattr(array, "is_fully_addressable", True):  # shards of it are in other processes
                 continue
             if array.size <= MOST_SHOWN:
-                entry["value"] = _text(np.asarray(load(array)).tolist())
+                entry["value"] = text_of(np.asarray(load(array)).tolist())
             if self.facts.statistics and array.size > 1 and (stats := figures(array)) is not None:
                 entry |= {"figures": stats, "histogram": histogram(array)}
         for name, value in self.facts.values.items() if main else ():
-            entry = found.setdefault(name, {})
+            entry = values.setdefault(name, {})
             if hasattr(value, "dtype") and hasattr(value, "shape"):
                 entry["type"] = entry.get("type") or str(TensorType(np.dtype(value.dtype), tuple(value.shape)))
                 entry["shape"] = list(value.shape)
@@ -177,8 +171,8 @@ class _Page:
         verification = self.facts.verification
         comparisons = verification.nodes.values() if main and verification is not None else ()
         for comparison in (c for group in comparisons for c in group if not c.ok):
-            found.setdefault(comparison.value, {})["differs"] = comparison.why
-        return found
+            values.setdefault(comparison.value, {})["differs"] = comparison.why
+        return values
 
     def _sharding(self, key: str) -> str:
         placement = self.model.placement
@@ -191,8 +185,9 @@ class _Page:
 
     def _node(self, node: Node, number: int, holder: str) -> dict[str, Any]:
         main = number == 0
-        attributes = {n: _text(v) for n, v in node.attributes.items() if not _is_graph(v)}
-        found: dict[str, Any] = {
+        graphs = {name for name, _ in named_graphs(node)}
+        attributes = {n: text_of(v) for n, v in node.attributes.items() if n not in graphs}
+        entry: dict[str, Any] = {
             "name": node.name,
             "type": self._operator(node),
             "graph": number,
@@ -200,23 +195,23 @@ class _Page:
             "outputs": node.outputs,
         }
         if node.captures:
-            found["captures"] = node.captures
+            entry["captures"] = node.captures
         if attributes:
-            found["attributes"] = attributes
+            entry["attributes"] = attributes
         places = dict.fromkeys((where, name) for where in (holder, "") for name in (node.name, node.name[:80]))
         if findings := [f for place in places for f in self.findings.get(place, ())]:
-            found["findings"] = [_finding(f) for f in findings]
-            self.shown.append(findings)
+            entry["findings"] = [asdict(f) for f in findings]
+            self.shown.update(map(id, findings))
         if main and (time := self.times.get(node.name)) is not None:
-            found |= {"seconds": time.seconds, "share": time.share}
+            entry |= {"seconds": time.seconds, "share": time.share}
             if time.fused:
-                found["fused"] = list(time.fused)
+                entry["fused"] = list(time.fused)
             if time.host:
-                found["host"] = True
+                entry["host"] = True
         first = None if self.facts.verification is None else self.facts.verification.first
         if main and first is not None and (first.value in node.outputs or first.node.startswith(str(node))):
-            found["differs"] = f"{first.value}: {first.comparison.why}"
-        return found
+            entry["differs"] = f"{first.value}: {first.comparison.why}"
+        return entry
 
     def _operator(self, node: Node) -> str:
         """The key of a node's operator, which is described once."""
@@ -254,11 +249,13 @@ def _item(item: Item, first: int) -> Any:
 
 def _signature(target: Operator) -> str:
     """The operator's function as a call, without what the interpreter supplies."""
-    own = inspect.signature(target.function)  # type: ignore[arg-type]  # checked by the caller
-    kept = [
-        p.replace(annotation=inspect.Parameter.empty) for p in own.parameters.values() if p.name not in target.fixtures
+    signature = inspect.signature(target.function)  # type: ignore[arg-type]  # checked by the caller
+    parameters = [
+        p.replace(annotation=inspect.Parameter.empty)
+        for name, p in signature.parameters.items()
+        if name not in target.fixtures
     ]
-    return f"{target.name}{own.replace(parameters=kept, return_annotation=inspect.Signature.empty)}"
+    return f"{target.name}{signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty)}"
 
 
 def _place(finding: Finding) -> tuple[str, str]:
@@ -268,28 +265,3 @@ def _place(finding: Finding) -> tuple[str, str]:
         name = ast.literal_eval(name)
         graph, node = (graph, name) if kind == "node" else (name, "")
     return graph, node
-
-
-def _finding(finding: Finding) -> dict[str, str]:
-    return {n: getattr(finding, n) for n in ("rule", "severity", "message", "fix", "path")}
-
-
-def _is_graph(value: Any) -> bool:
-    return isinstance(value, Graph) or (isinstance(value, tuple) and any(isinstance(v, Graph) for v in value[:1]))
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, Reference):
-        return f"the caller's {value.name}"
-    if isinstance(value, np.ndarray):
-        if value.size > MOST_SHOWN:
-            return str(TensorType(value.dtype, value.shape))
-        value = load(value).tolist()
-    if isinstance(value, tuple | list) and len(value) > 4 * MOST_SHOWN:
-        return f"{len(value):,} values: {', '.join(map(_text, value[:8]))}, …"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_text, value))}]"
-    if isinstance(value, float):
-        return f"{value:g}"
-    text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-    return text if len(text) <= MOST_LETTERS else f"{text[: MOST_LETTERS - 1]}…"
