@@ -7,13 +7,14 @@ import keyword
 import re
 import sys
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 
 from ...errors import UnsupportedError
 from ...ir.graph import Node
 from ...ops.registry import Operator
+from ...proto.messages import unused_name
 from .forms import NodeCall
 from .values import HALF, constant, python, string
 
@@ -74,8 +75,6 @@ class Imports:
     """The imports of a module, and the names that they take."""
 
     def __init__(self) -> None:
-        self.modules: set[str] = set()
-        """Names of ``NAMES`` that the text uses."""
         self.operators: dict[str, tuple[str, str, str]] = {}
         """Local name -> (module, name in it, reason)."""
         self.resolved: dict[str, tuple[tuple[str, str, int], str]] = {}
@@ -95,28 +94,23 @@ class Imports:
             on_shapes: whether it computes with shapes.
         """
         function: Any = operator.function
-        found = getattr(sys.modules.get(function.__module__), function.__name__, None)
-        wrapped = found is not None and inspect.unwrap(found) is inspect.unwrap(function)
+        member = getattr(sys.modules.get(function.__module__), function.__name__, None)
+        wrapped = member is not None and inspect.unwrap(member) is inspect.unwrap(function)
         halves = getattr(function, "__code__", None) is not None and function.__code__.co_name == "widened"
-        why = SHAPES_WHY if on_shapes else WHY.get(operator.name, DEFAULT_WHY)
-        if found is function or (wrapped and halves and plain):
-            key: Any = (function.__module__, function.__name__)
-            if key not in self._taken:
-                self._taken[key] = name = self._unused(function.__name__.removesuffix("_op").rstrip("_"))
+        is_member = member is function or (wrapped and halves and plain)
+        key: Any = (operator.domain, operator.name, operator.since)
+        if is_member:
+            key = (function.__module__, function.__name__)
+        if key not in self._taken:
+            name = function.__name__.removesuffix("_op").rstrip("_") if is_member else snake(operator.name)
+            name = f"onnx_{name}" if name in BUILTINS or keyword.iskeyword(name) else name
+            self._taken[key] = name = unused_name(name, self.names)
+            why = SHAPES_WHY if on_shapes else WHY.get(operator.name, DEFAULT_WHY)
+            if is_member:
                 self.operators[name] = (*key, why)
-        else:
-            key = (operator.domain, operator.name, operator.since)
-            if key not in self._taken:
-                self._taken[key] = name = self._unused(snake(operator.name))
+            else:
                 self.resolved[name] = (key, why)
         return self._taken[key]
-
-    def _unused(self, name: str) -> str:
-        if name in BUILTINS or keyword.iskeyword(name):
-            name = f"onnx_{name}"
-        while name in self.names:
-            name += "_"
-        return name
 
 
 BUILTINS: Final = frozenset(dir(__builtins__) if not isinstance(__builtins__, dict) else __builtins__) | {"params"}
@@ -154,19 +148,13 @@ def check_callable(node: Node) -> None:
         raise unsupported(node, f"it needs {sorted(beyond)} of the compiler")
 
 
-class Files(Protocol):
-    """What a module imports and reads."""
-
-    imports: Imports
-    attributes: dict[str, dict[str, Any]]
-
-
-def called(call: NodeCall, files: Files, key: Callable[[], str]) -> str:
+def called(call: NodeCall, imports: Imports, files: dict[str, dict[str, Any]], key: Callable[[], str]) -> str:
     """The call of an operator's function.
 
     Args:
         call: the node and its operands.
-        files: what the module imports and reads.
+        imports: what the module imports; the function is added.
+        files: attributes that the module reads from a file, by the name of their node; long ones are added.
         key: makes the text of a random key.
 
     Raises:
@@ -176,8 +164,8 @@ def called(call: NodeCall, files: Files, key: Callable[[], str]) -> str:
     assert isinstance(operator, Operator)
     plain = not call.is_half and not any(v.dtype in HALF for v in call.results)
     on_shapes = all(v is None or v.host for v in call.operands) or node.op_type in ("Shape", "Size")
-    name = files.imports.function(operator, plain=plain, on_shapes=on_shapes)
-    given = {n: v for n, v in call.attributes.items() if n in operator.inputs or n in operator.attributes}
+    name = imports.function(operator, plain=plain, on_shapes=on_shapes)
+    attributes = {n: v for n, v in call.attributes.items() if n in operator.inputs or n in operator.attributes}
     positional: list[str] = []
     named: list[str] = []
     for i, value in enumerate(call.operands):
@@ -188,22 +176,23 @@ def called(call: NodeCall, files: Files, key: Callable[[], str]) -> str:
         elif parameter in operator.static and not value.host:
             raise unsupported(node, f"{parameter!r} must be known before compiling, and is computed from inputs")
         elif parameter in operator.static and node.op_type in TUPLES and value.known is not None:
-            positional.append(call.sequence(value))
+            positional.append(value.sequence)
         else:
             positional.append(call.text(i))
     parameters = inspect.signature(operator.function).parameters.values()  # type: ignore[arg-type]
     defaults = {p.name: p.default for p in parameters if p.default is not p.empty} | _implied(call)
-    arrays = {n: v for n, v in given.items() if isinstance(v, np.ndarray)}
-    texts = {n: python(v) for n, v in given.items() if n not in arrays and not _equals(v, defaults.get(n))}
+    arrays = {n: v for n, v in attributes.items() if isinstance(v, np.ndarray)}
+    others = {n: v for n, v in attributes.items() if n not in arrays}
+    texts = {n: python(v) for n, v in others.items() if not _equals(v, defaults.get(n))}
     if sum(map(len, texts.values())) > ATTRIBUTES or max(map(len, texts.values()), default=0) > LONGEST:
-        files.attributes[node.name] = {n: v for n, v in given.items() if n not in arrays}
+        files[node.name] = others
         named.append(f"**ATTRIBUTES[{string(node.name)}]")
         texts = {}
     texts |= {n: call.array(constant(v, f"{node.name}.{n}")) for n, v in arrays.items()}
     named += [f"{n}={t}" for n, t in texts.items()]
-    fixtures: dict[str, Any] = {"n_outputs": len(node.outputs), "opset": node.opset, "once": "once", "extents": "None"}
-    fixtures["dropped"] = "lambda: None"
-    supplied = operator.fixtures - given.keys()
+    fixtures: dict[str, Any] = {"n_outputs": len(node.outputs), "opset": node.opset}
+    fixtures |= {"once": "once", "extents": "None", "dropped": "lambda: None"}
+    supplied = operator.fixtures - attributes.keys()
     named += [f"{f}={v}" for f, v in fixtures.items() if f in supplied and defaults.get(f) != v]
     if "rng" in supplied:
         named.append(f"rng={key()}")
@@ -220,17 +209,17 @@ def _implied(call: NodeCall) -> dict[str, Any]:
     if call.node.op_type not in WINDOWS or call.node.domain or rank is None:
         return {}
     ones = (1,) * (rank - 2)
-    found: dict[str, Any] = {"auto_pad": "VALID"} if call.attribute("auto_pad") in ("VALID", b"VALID") else {}
-    found |= {"strides": ones, "dilations": ones, "pads": (0,) * 2 * (rank - 2), "group": 1}
+    implied: dict[str, Any] = {"strides": ones, "dilations": ones, "pads": (0,) * 2 * (rank - 2), "group": 1}
+    if call.attribute("auto_pad") == "VALID":
+        implied["auto_pad"] = "VALID"
     kernel = WINDOWS[call.node.op_type]
     if kernel and (weight := call.value(kernel)).shape is not None:
-        found["kernel_shape"] = weight.shape[2:]
-    return found
+        implied["kernel_shape"] = weight.shape[2:]
+    return implied
 
 
 def _equals(value: Any, default: Any) -> bool:
     """Whether an attribute is its default, in the precision of a file."""
     if isinstance(value, float) and isinstance(default, float):
         return bool(np.float32(value) == np.float32(default))
-    value = value.decode() if isinstance(value, bytes) else tuple(value) if isinstance(value, list) else value
-    return type(value) is type(default) and value is not None and not isinstance(value, np.ndarray) and value == default
+    return type(value) is type(default) and bool(value == default)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any, Final
 
 import numpy as np
@@ -14,66 +15,43 @@ from ...ir.graph import Graph, Node
 from .calls import unsupported
 from .code import EXTENT, FUNCTION, PARAM, Block, mark, references
 from .emitter import Scope
-from .types import fresh
-from .values import Value, constant, extent, tuple_of
-
-
-def _array(scope: Scope, value: Value) -> str:
-    """The text of a value as an array."""
-    return scope.emitter.array(value)
-
-
-def _arrays(scope: Scope, values: Sequence[Value]) -> list[str]:
-    return [_array(scope, v) for v in values]
-
-
-def _scalar(scope: Scope, value: Value) -> str:
-    """The text of a value of one element as a scalar."""
-    return f"{_array(scope, value)}.reshape(())" if value.rank != 0 else _array(scope, value)
-
-
-def _result(scope: Scope, values: Sequence[Value]) -> str:
-    return ", ".join(_arrays(scope, values)) or "()"
-
-
-def _packed(texts: Sequence[str], empty: str = "()") -> str:
-    """One value as it is, several as a tuple."""
-    return tuple_of(texts) if len(texts) > 1 else texts[0] if texts else empty
+from .values import Value, constant, extent, packed
 
 
 def _merged(a: Value, b: Value) -> Value:
     """The type of a value that is one of two."""
-    shape = a.shape if a.shape == b.shape else None
-    return Value("", None, shape, a.dtype if a.dtype == b.dtype else None, False)
+    return Value(shape=a.shape if a.shape == b.shape else None, dtype=a.dtype if a.dtype == b.dtype else None)
 
 
 def if_(scope: Scope, node: Node) -> Sequence[Value]:
     """An If: the branch that is taken, where that is known, and otherwise ``lax.cond``."""
-    condition = scope.values[node.inputs[0]]
-    graphs = [scope.actual(node)[f"{name}_branch"] for name in ("then", "else")]
+    condition, emitter, attributes = scope.values[node.inputs[0]], scope.emitter, scope.actual(node)
     if condition.known is not None and condition.known.size == 1 and condition.known.dtype != object:
-        inner = scope.inner(graphs[0 if condition.known.item() else 1])
+        inner = scope.inner(attributes["then_branch" if condition.known.item() else "else_branch"])
         inner._equal = scope._equal
         return inner.run()
     blocks, branches = [], []
-    for name, graph in zip(("then_branch", "else_branch"), graphs, strict=True):
-        block = Block(scope.emitter.reference(FUNCTION + name), name, "")
-        inner = scope.inner(graph, statements=block.statements)
-        branches.append(inner.run())
-        block.result = _result(inner, branches[-1])
+    for name in ("then_branch", "else_branch"):
+        block = Block(emitter.reference(FUNCTION + name), name, "")
+        branches.append(scope.inner(attributes[name], statements=block.statements).run())
+        block.result = _result(emitter.arrays(branches[-1]))
         blocks.append(block)
     if any(len(b) != len(node.outputs) for b in branches):
         raise unsupported(node, "its branches have other outputs than the node")
     then, other = (mark(b.reference) for b in blocks)
     types = [_merged(a, b) for a, b in zip(*branches, strict=True)]
     if condition.host:
-        return scope.define(node, f"{then}() if {_array(scope, condition)} else {other}()", types, blocks)
+        return scope.define(node, f"{then}() if {emitter.array(condition)} else {other}()", types, blocks)
     if any(None not in (a.rank, b.rank) and a.rank != b.rank for a, b in zip(*branches, strict=True)):
         raise unsupported(node, "its branches return values of different rank; give its condition to convert(static=)")
     origins = sources(scope.graph.nodes, node.inputs[:1]) if scope.graph.path == "" else set()
-    deciding = scope.emitter.conditional[node.name] = [v.name for v in scope.graph.inputs if v.name in origins]
-    text = f"lax.cond({_scalar(scope, condition)}, {then}, {other})"
+    deciding = emitter.conditional[node.name] = [v.name for v in scope.graph.inputs if v.name in origins]
+    text = f"lax.cond({emitter.scalar(condition)}, {then}, {other})"
     return scope.define(node, text, types, blocks, deciding=deciding)
+
+
+def _result(texts: Sequence[str]) -> str:
+    return ", ".join(texts) or "()"
 
 
 def _same_type(a: Value, b: Value) -> bool:
@@ -92,24 +70,23 @@ class _Body:
 
     Attributes:
         scope: of the node.
+        emitter: of the module.
         node: the node.
         graph: the body.
         names: the marked names of the body's inputs.
         states: the values before the first trip.
         kept: those of them that no trip changes, by position.
-        inner: the scope of the body, once it is written.
         block: the function, once it is written.
     """
 
-    inner: Scope
     block: Block
 
     def __init__(self, scope: Scope, node: Node, states: Sequence[Value]) -> None:
-        self.scope, self.node, self.states = scope, node, states
+        self.scope, self.emitter, self.node, self.states = scope, scope.emitter, node, states
         self.graph: Graph = scope.actual(node)["body"]
         if self.graph.draws:
             raise unsupported(node, "its body draws random numbers in each trip")
-        self.names = [mark(scope.emitter.reference(self.graph.key(v.name))) for v in self.graph.inputs]
+        self.names = [mark(self.emitter.reference(self.graph.key(v.name))) for v in self.graph.inputs]
         self.kept: dict[int, Value] = {}
 
     @property
@@ -120,25 +97,25 @@ class _Body:
     @property
     def start(self) -> list[str]:
         """The texts of the states that trips change, before the first trip."""
-        return [_array(self.scope, self.states[i]) for i in self.variant]
+        return [self.emitter.array(self.states[i]) for i in self.variant]
 
     @property
     def types(self) -> list[Value]:
         """The types of the states, which hold in each trip."""
-        return [self.kept.get(i, Value("", None, v.shape, v.dtype)) for i, v in enumerate(self.states)]
+        return [self.kept.get(i, Value(shape=v.shape, dtype=v.dtype)) for i, v in enumerate(self.states)]
 
     def write(self, formals: Sequence[Value]) -> list[Value]:
         """Write the function for inputs of given types; the body's outputs."""
-        self.block = Block(self.scope.emitter.reference(FUNCTION + "body"), "body", "")
-        self.inner = self.scope.inner(self.graph, statements=self.block.statements)
+        self.block = Block(self.emitter.reference(FUNCTION + "body"), "body", "")
+        inner = self.scope.inner(self.graph, statements=self.block.statements)
         for value, formal in zip(self.graph.inputs, formals, strict=True):
-            self.inner.bind(value.name, formal)
-        return self.inner.run()
+            inner.bind(value.name, formal)
+        return inner.run()
 
     def take(self, *arguments: tuple[Sequence[str], str]) -> None:
         """Set the function's arguments, each of which is one value, or a tuple that the function unpacks."""
-        self.block.formals = ", ".join(names[0] if len(names) == 1 else packed for names, packed in arguments)
-        unpacked = (f"{', '.join(names)} = {packed}" for names, packed in arguments if len(names) > 1)
+        self.block.formals = ", ".join(names[0] if len(names) == 1 else whole for names, whole in arguments)
+        unpacked = (f"{', '.join(names)} = {whole}" for names, whole in arguments if len(names) > 1)
         self.block.opening = tuple(unpacked)
 
     def define(
@@ -150,18 +127,16 @@ class _Body:
         def names(outputs: Sequence[str]) -> str:
             return target([outputs[i] for i in self.variant], outputs[len(self.states) :])
 
-        found = self.scope.define(self.node, text, types, [*blocks, self.block], target=names, wide=wide)
-        return [self.kept.get(i, v) for i, v in enumerate(found)]
+        values = self.scope.define(self.node, text, types, [*blocks, self.block], target=names, wide=wide)
+        return [self.kept.get(i, v) for i, v in enumerate(values)]
 
     def scan(self, new: Sequence[Value], rows: Sequence[Value], xs: str, count: Any, empty: str = "()") -> list[Value]:
         """``lax.scan`` over ``xs``, of ``count`` elements if that is known; ``empty`` stands for no states."""
-        start = _packed(self.start, empty)
-        states, each = _arrays(self.inner, new), _arrays(self.inner, rows)
-        self.block.result = f"{_packed(states, empty)}, {_packed(each, 'None')}"
+        self.block.result = f"{packed(self.emitter.arrays(new), empty)}, {packed(self.emitter.arrays(rows), 'None')}"
         shapes = [None if v.shape is None or count is None else (count, *v.shape) for v in rows]
-        types = [*self.types, *(Value("", None, s, v.dtype) for s, v in zip(shapes, rows, strict=True))]
-        text = f"lax.scan({mark(self.block.reference)}, {start}, {xs})"
-        return self.define(text, types, lambda states, rows: f"{_packed(states, '_')}, {_packed(rows, '_')}")
+        types = [*self.types, *(Value(shape=s, dtype=v.dtype) for s, v in zip(shapes, rows, strict=True))]
+        text = f"lax.scan({mark(self.block.reference)}, {packed(self.start, empty)}, {xs})"
+        return self.define(text, types, lambda states, rows: f"{packed(states, '_')}, {packed(rows, '_')}")
 
 
 class _Loop(_Body):
@@ -184,10 +159,10 @@ class _Loop(_Body):
     def settled(self) -> tuple[Value, list[Value], list[Value]]:
         """Write the body for types that hold in each trip; its condition, states and rows."""
         step, go = ((1,) * len(v.shape or ()) for v in self.graph.inputs[:2])
-        fixed = [Value(self.names[0], None, step, np.dtype(np.int64)), constant(np.ones(go, bool))]
+        fixed = [Value(self.names[0], shape=step, dtype=np.dtype(np.int64)), constant(np.ones(go, bool))]
         while True:
             formals = [
-                self.kept.get(i, Value(name, None, None if i in self.changing else v.shape, v.dtype))
+                self.kept.get(i, Value(name, shape=None if i in self.changing else v.shape, dtype=v.dtype))
                 for i, (name, v) in enumerate(zip(self.names[2:], self.states, strict=True))
             ]
             test, *outputs = self.write([*fixed, *formals])
@@ -206,18 +181,18 @@ class _Loop(_Body):
         if self.condition is None and (self.trips is None or reads):
             raise unsupported(self.node, "without a condition, its body reads one")
         new = [new[i] for i in self.variant]
-        own = [self.names[2 + i] for i in self.variant]
+        names = [self.names[2 + i] for i in self.variant]
         limit = extent(self.count) if self.count is not None else None
         if self.trips and self.trips.known is None and self.trips.host:
-            limit = f"int({_array(self.scope, self.trips)})"
+            limit = f"int({self.emitter.array(self.trips)})"
         if limit is None or not (self.condition is None or (_is_true(self.condition) and _is_true(test))):
             if rows:
                 why = "the number of its trips is computed from inputs, and so the extent of its outputs"
                 raise unsupported(self.node, why)
             if self.changing:
                 raise unsupported(self.node, "its state changes type, and its trips are counted as it runs")
-            return self.until(test, new, own, limit)
-        self.take((own, _STATE), (self.names[:1], ""))
+            return self.until(test, new, names, limit)
+        self.take((names, _STATE), (self.names[:1], ""))
         if not self.changing:
             return self.scan(new, rows, f"np.arange({limit})", self.count)
         if rows:
@@ -226,20 +201,20 @@ class _Loop(_Body):
 
     def unrolled(self, new: Sequence[Value], limit: str) -> list[Value]:
         """A loop in Python, whose state has another shape in each trip."""
-        self.block.result = _packed(_arrays(self.inner, new))
-        types = [Value("", None, None, v.dtype) for v in self.states]
-        text = f"functools.reduce({mark(self.block.reference)}, np.arange({limit}), {_packed(self.start)})"
+        self.block.result = packed(self.emitter.arrays(new))
+        types = [Value(dtype=v.dtype) for v in self.states]
+        text = f"functools.reduce({mark(self.block.reference)}, np.arange({limit}), {packed(self.start)})"
         return self.define(text, types, lambda states, _: ", ".join(states))
 
-    def until(self, test: Value, new: Sequence[Value], own: Sequence[str], limit: str | None) -> list[Value]:
+    def until(self, test: Value, new: Sequence[Value], names: Sequence[str], limit: str | None) -> list[Value]:
         """A loop whose trips are counted as it runs."""
         step, more = self.names[:2]
-        self.take(([step, more, *own], _STATE))
-        self.block.result = ", ".join([f"{step} + 1", _scalar(self.inner, test), *_arrays(self.inner, new)])
-        goes_on = f"{more} & ({step} < {limit or _scalar(self.scope, self.trips)})" if self.trips else more
-        reference = self.scope.emitter.reference(FUNCTION + "keep_going")
+        self.take(([step, more, *names], _STATE))
+        self.block.result = ", ".join([f"{step} + 1", self.emitter.scalar(test), *self.emitter.arrays(new)])
+        goes_on = f"{more} & ({step} < {limit or self.emitter.scalar(self.trips)})" if self.trips else more
+        reference = self.emitter.reference(FUNCTION + "keep_going")
         check = Block(reference, "keep_going", self.block.formals, [], goes_on, self.block.opening)
-        first = _scalar(self.scope, self.condition) if self.condition else "np.True_"
+        first = self.emitter.scalar(self.condition) if self.condition else "np.True_"
         begin = ", ".join(["np.int64(0)", first, *self.start])
         text = f"lax.while_loop({mark(reference)}, {mark(self.block.reference)}, ({begin}))"
         return self.define(text, self.types, lambda states, _: ", ".join(["_", "_", *states]), check, wide=True)
@@ -263,77 +238,65 @@ def scan(scope: Scope, node: Node) -> Sequence[Value]:
     body = _Body(scope, node, states)
     shapes, scanned = [v.shape for v in states], []
     for value, axis, flip in zip(xs, axes, back, strict=True):
-        shape, text = value.shape, _array(scope, value)
+        shape, text = value.shape, scope.emitter.array(value)
         shapes.append(shape if shape is None else tuple(d for i, d in enumerate(shape) if i != axis % len(shape)))
         text = f"jnp.moveaxis({text}, {axis}, 0)" if axis else text
         scanned.append(f"jnp.flip({text}, 0)" if flip else text)
-    formals = (Value(n, None, s, v.dtype) for n, s, v in zip(body.names, shapes, values, strict=True))
-    outputs = body.write([*formals])
+    outputs = body.write([Value(n, None, s, v.dtype) for n, s, v in zip(body.names, shapes, values, strict=True)])
     new, rows = outputs[: len(states)], outputs[len(states) :]
     if any(not _same_type(a, b) and None not in (a.shape, b.shape) for a, b in zip(states, new, strict=True)):
         raise unsupported(node, "its state changes type")
     body.take((body.names[: len(states)], _STATE if states else "_"), (body.names[len(states) :], mark("element")))
     length = xs[0].shape[axes[0]] if xs and xs[0].shape is not None else None
-    found = body.scan(new, rows, _packed(scanned), length, "None")
+    results = body.scan(new, rows, packed(scanned), length, "None")
     out_axes = attributes.get("scan_output_axes") or (0,) * len(rows)
     out_back = attributes.get("scan_output_directions") or (0,) * len(rows)
     for k, (axis, flip) in enumerate(zip(out_axes, out_back, strict=True), len(states)):
         if axis or flip:
-            value = found[k]
-            text = f"jnp.flip({value.text}, 0)" if flip else value.text
+            text = f"jnp.flip({results[k].text}, 0)" if flip else results[k].text
             text = f"jnp.moveaxis({text}, 0, {axis})" if axis else text
             part = replace(node, outputs=(node.outputs[k],))
-            found[k] = scope.define(part, text, [Value("", None, None, value.dtype)])[0]
-    return found
+            (results[k],) = scope.define(part, text, [Value(dtype=results[k].dtype)])
+    return results
 
 
 def function(scope: Scope, node: Node, call: FunctionCall) -> Sequence[Value]:
     """A call of a function of the model, which stands at the top of the module."""
     target: Any = node.target
     body: Graph = target.body
-    names = [v.name for v in body.inputs]
-    operands = [scope.values[n] if n else None for n in node.inputs]
-    operands += [None] * (len(names) - len(operands))
-    block = Block(scope.emitter.reference(FUNCTION + node.op_type), node.op_type, "")
-    values: dict[str, Value] = {}
-    abstract: dict[str, Any] = {}
-    samples: dict[str, Any] = {}
-    inner = Scope(scope.emitter, body, values, abstract, samples, block.statements, call, scope.rng)
-    formals, arguments = [], []
-    for name, value in zip(names, operands, strict=True):
+    emitter = scope.emitter
+    block = Block(emitter.reference(FUNCTION + node.op_type), node.op_type, "")
+    inner = Scope(emitter, body, {}, {}, {}, block.statements, call, scope.rng)
+    arguments: dict[str, str] = {}
+    for formal, name in zip_longest((v.name for v in body.inputs), node.inputs, fillvalue=""):
+        value = scope.values[name] if name else None
         if value is None:
-            values[name] = abstract[name] = samples[name] = None  # type: ignore[assignment]
+            inner.values[formal] = inner.abstract[formal] = inner.samples[formal] = None  # type: ignore[assignment]
         elif value.known is not None and not value.is_extents and value.known.size <= 16:
-            inner.bind(name, value)
+            inner.bind(formal, value)
         else:
-            formal = fresh(value, scope.emitter.reference(body.key(name)))
-            inner.bind(name, formal)
-            formals.append(formal.text)
-            arguments.append(_array(scope, value))
-    drew = scope.emitter.draws
-    scope.emitter.draws = False
+            reference = emitter.reference(body.key(formal))
+            inner.bind(formal, replace(value, text=mark(reference), known=None))
+            arguments[reference] = emitter.array(value)
+    drew, emitter.draws = emitter.draws, False
     results = inner.run()
-    drawn, scope.emitter.draws = scope.emitter.draws, scope.emitter.draws or drew
-    block.result = _result(inner, results)
-    outside = sorted(r for r in block.reads() if r.startswith((PARAM, EXTENT)))
+    drawn, emitter.draws = emitter.draws, emitter.draws or drew
+    block.result = _result(emitter.arrays(results))
+    outside, read = sorted(r for r in block.reads() if r.startswith((PARAM, EXTENT))), used(block)
     extra = (["params"] if any(r.startswith(PARAM) for r in outside) else []) + (["rng"] if drawn else [])
     dims = [mark(r) for r in outside if r.startswith(EXTENT)]
-    block.formals = ", ".join([*extra, *(f for f in formals if references(f)[0] in used(block)), *dims])
-    arguments = [a for a, f in zip(arguments, formals, strict=True) if references(f)[0] in used(block)]
+    arguments = {r: text for r, text in arguments.items() if r in read}
+    block.formals = ", ".join([*extra, *map(mark, arguments), *dims])
     if drawn:
-        extra[extra.index("rng")] = scope.key(node)
-    block = scope.emitter.function(block)
-    types = [Value("", None, v.shape, v.dtype, v.host, "", v.sample) for v in results]
-    text = f"{mark(block.reference)}({', '.join([*extra, *arguments, *dims])})"
-    return scope.define(node, text, types)
+        extra[-1] = scope.key(node)
+    block = emitter.function(block)
+    text = f"{mark(block.reference)}({', '.join([*extra, *arguments.values(), *dims])})"
+    return scope.define(node, text, results)
 
 
 def used(block: Block) -> set[str]:
     """References that the body of a block reads, its arguments included."""
-    read = set(references(block.result))
-    for statement in block.statements:
-        read |= statement.reads()
-    return read
+    return set(references(block.result)).union(*(s.reads() for s in block.statements))
 
 
 def sequence_map(_: Scope, node: Node) -> Sequence[Value]:

@@ -40,7 +40,7 @@ from .types import (
     typed,
     unchanged,
 )
-from .values import Value, constant, stored
+from .values import Value, array, constant, is_inline, stored
 
 PLAIN: Final[Mapping[str, Form]] = {**ARITHMETIC, **MOVES}
 """Operators of ai.onnx with plain forms."""
@@ -102,13 +102,25 @@ class Emitter:
 
     def array(self, value: Value) -> str:
         """The text of a value as an array."""
-        return NodeCall(None, {}, (), (), self.constant).array(value)  # type: ignore[arg-type]
+        if value.known is None:
+            return value.text
+        if value.is_extents:
+            return f"np.array({value.sequence})"
+        return array(value.known) if is_inline(value.known) else self.constant(value)
+
+    def arrays(self, values: Sequence[Value]) -> list[str]:
+        """The texts of values as arrays."""
+        return [*map(self.array, values)]
+
+    def scalar(self, value: Value) -> str:
+        """The text of a value of one element as a scalar."""
+        return f"{self.array(value)}.reshape(())" if value.rank != 0 else self.array(value)
 
     def initializer(self, graph: Graph, name: str, array: Any) -> Value:
         """An initializer: a parameter, or a constant."""
         key = graph.key(name)
         if (kind := self.params.get(key)) is not None:
-            return Value(mark(PARAM + key), None, tuple(kind.shape), kind.dtype)
+            return Value(mark(PARAM + key), shape=tuple(kind.shape), dtype=kind.dtype)
         return constant(np.asarray(load(self.value(key, array))), key)
 
 
@@ -149,9 +161,9 @@ class Scope:
 
     def run(self) -> list[Value]:
         """Write all nodes; the values of the graph's outputs."""
-        for name, array in self.graph.initializers.items():
+        for name, value in self.graph.initializers.items():
             if name not in self.values or name not in {v.name for v in self.graph.inputs}:
-                self.bind(name, self.emitter.initializer(self.graph, name, array))
+                self.bind(name, self.emitter.initializer(self.graph, name, value))
         context = Context({}, jax.random.key(0), call=self.call)
         run_nodes(self.graph.nodes, self.abstract, context, self._node)
         return [self.values[v.name] for v in self.graph.outputs]
@@ -186,7 +198,7 @@ class Scope:
                 attributes["axes"] = tuple(i for i, d in enumerate(shape) if d == 1)
         plain = replace(node, attributes=attributes)
         drawn = isinstance(node.target, Operator) and "rng" in node.target.fixtures
-        results, samples = self._results(NodeCall(plain, attributes, operands, (), self.emitter.constant), context)
+        results, samples = self._results(NodeCall(plain, attributes, operands, (), self.emitter.array), context)
         several = len(results) > 1 or (not samples and any(r is UNKNOWN for r in results) and node.op_type in SEVERAL)
         host = (not drawn and all(v is None or v.host for v in operands)) or node.op_type in ("Shape", "Size")
         types = tuple(typed(r, host, s) for r, s in zip_longest(results, samples))
@@ -194,7 +206,7 @@ class Scope:
             host, types = False, tuple(replace(v, host=False) for v in types)
         if all(v.known is not None for v, n in zip(types, node.outputs, strict=False) if n) and not drawn:
             return [replace(v, stored=self.graph.key(n)) for v, n in zip(types, node.outputs, strict=False)]
-        call = NodeCall(plain, attributes, operands, types, self.emitter.constant)
+        call = NodeCall(plain, attributes, operands, types, self.emitter.array)
         if (same := unchanged(call)) is not None and not any(node.outputs[1:]):
             return [same]
         form = PLAIN.get(node.op_type) if node.domain == "" and (not host or node.op_type == "Range") else None
@@ -204,11 +216,10 @@ class Scope:
             drops = "dropped" in node.operator.fixtures and not host
             if drops and (reader := reader_beside_scatters(self.graph, node)):
                 raise unsupported(node, f"its extent depends on values, and {reader} reads its result")
-            text = called(call, self.emitter, partial(self.key, node))
-            found = self.define(node, text, types, several=several, wide=node.op_type not in NARROW)
-            return found if same is None else [same, *found[1:]]  # of a Dropout whose mask is an output
-        names = [n for n in node.outputs if n]
-        if len(names) == 1 and text == call.value(0).text and types[0].dtype == call.value(0).dtype:
+            text = called(call, self.emitter.imports, self.emitter.attributes, partial(self.key, node))
+            values = self.define(node, text, types, several=several, wide=node.op_type not in NARROW)
+            return values if same is None else [same, *values[1:]]  # of a Dropout whose mask is an output
+        if sum(map(bool, node.outputs)) == 1 and text == call.value(0).text and types[0].dtype == call.value(0).dtype:
             return [call.value(0)]
         return self.define(node, text, types, several=several)
 
@@ -217,10 +228,10 @@ class Scope:
         node = tried = call.node
         if (node.domain, node.op_type) == ("", "Pad") and "mode" in node.attributes:  # of one shape in all modes
             tried = replace(node, attributes={**node.attributes, "mode": "constant"})
-        given = {n: self.abstract.get(n, UNKNOWN) for n in node.reads}
-        results = symbolic_results(tried, given, context, is_exact)
+        operands = {n: self.abstract.get(n, UNKNOWN) for n in node.reads}
+        results = symbolic_results(tried, operands, context, is_exact)
         if any(r is UNKNOWN for r in results) and is_elementwise(node):
-            results = broadcast(tried, given, context) or results
+            results = broadcast(tried, operands, context) or results
         if any(r is UNKNOWN for r in results) and (node.domain, node.op_type) == ("", "Squeeze"):
             results = squeezed(call) or results
         if all(r is not UNKNOWN for r in results):
@@ -230,12 +241,12 @@ class Scope:
 
     def _declared(self, node: Node) -> list[Any]:
         """The types that the file declares for a node's results, of sample extents."""
-        kinds = [getattr(self.graph.value_info.get(n), "type", None) for n in node.outputs]
+        types = [getattr(self.graph.value_info.get(n), "type", None) for n in node.outputs]
         return [
-            jax.ShapeDtypeStruct([d if isinstance(d, int) else SAMPLE for d in kind.shape], kind.dtype)
-            if isinstance(kind, TensorType) and kind.shape is not None
+            jax.ShapeDtypeStruct([d if isinstance(d, int) else SAMPLE for d in t.shape], t.dtype)
+            if isinstance(t, TensorType) and t.shape is not None
             else UNKNOWN
-            for kind in kinds
+            for t in types
         ]
 
     def define(

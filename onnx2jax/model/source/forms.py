@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from ...ir.graph import Node
-from .values import HALF, Value, array, dtype_name, extent, is_inline, number, tuple_of
+from .values import HALF, Value, dtype_name, extent, number, packed
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,22 +21,21 @@ class NodeCall:
         attributes: its attributes, without graphs.
         operands: its inputs, None for one that is left out.
         results: its outputs, whose text is empty; their types are as far as they are known.
-        constant: the text of a constant that is too large for the text.
+        array: the text of a value as an array.
     """
 
     node: Node
     attributes: Mapping[str, Any]
     operands: tuple[Value | None, ...]
     results: tuple[Value, ...]
-    constant: Callable[[Value], str]
+    array: Callable[[Value], str]
 
     def __len__(self) -> int:
         return len(self.operands)
 
     def value(self, i: int) -> Value:
         """An operand; an unknown value where it is left out."""
-        found = self.operands[i] if i < len(self.operands) else None
-        return found or Value()
+        return (self.operands[i] if i < len(self.operands) else None) or Value()
 
     def has(self, i: int) -> bool:
         """Whether an operand is given."""
@@ -46,27 +45,17 @@ class NodeCall:
         """An operand as an array."""
         return self.array(self.value(i))
 
-    def array(self, value: Value) -> str:
-        """A value as an array."""
-        if value.known is None:
-            return value.text
-        if value.is_extents:
-            return f"np.array({self.sequence(value)})"
-        return array(value.known) if is_inline(value.known) else self.constant(value)
-
-    def sequence(self, value: Value) -> str:
-        """Integers or extents as a Python number or tuple."""
-        assert value.known is not None
-        if value.known.ndim == 0:
-            return extent(value.known.item())
-        return tuple_of([extent(d) for d in value.known.reshape(-1).tolist()])
-
     def ints(self, i: int) -> tuple[int, ...] | None:
         """The elements of an integer operand; None where they are unknown or symbolic."""
         known = self.value(i).known
         if known is None or known.dtype == object or known.dtype.kind not in "iu":
             return None
         return tuple(known.reshape(-1).tolist())
+
+    def integers(self, name: str, i: int) -> tuple[int, ...] | None:
+        """Integers that are an operand or, in old opsets, an attribute; None where they are unknown or left out."""
+        attribute = self.attribute(name)
+        return self.ints(i) if self.has(i) or attribute is None else tuple(np.ravel(attribute).tolist())
 
     def scalar(self, i: int) -> Any:
         """The single element of a constant operand; None where there is none."""
@@ -93,8 +82,7 @@ class NodeCall:
     @property
     def is_float(self) -> bool:
         """Whether the first operand is of float32 or float64."""
-        dtype = self.value(0).dtype
-        return dtype is not None and dtype.kind == "f" and dtype not in HALF
+        return self.value(0).is_floating and self.value(0).dtype not in HALF
 
     def attribute(self, name: str, default: Any = None) -> Any:
         return self.attributes.get(name, default)
@@ -103,34 +91,22 @@ class NodeCall:
 Form = Callable[[NodeCall], str | None]
 """The expression of a node; None where this node has no plain form."""
 
+_NAMESAKES: Final = {
+    "jnp": ("Abs", "Ceil", "Cos", "Cosh", "Exp", "Floor", "IsNaN", "Log", "Round", "Sign", "Sin", "Sinh", "Sqrt"),
+    "nn": ("Elu", "Mish", "Relu", "Sigmoid", "Softplus"),
+}
+"""Operators of one operand that JAX has under the same name, by module."""
 UNARY: Final = {
-    "Abs": "jnp.abs({})",
+    **{name: f"{module}.{name.lower()}({{}})" for module, names in _NAMESAKES.items() for name in names},
     "Acos": "jnp.arccos({})",
     "Asin": "jnp.arcsin({})",
     "Atan": "jnp.arctan({})",
     "BitwiseNot": "~{}",
-    "Ceil": "jnp.ceil({})",
-    "Cos": "jnp.cos({})",
-    "Cosh": "jnp.cosh({})",
-    "Elu": "nn.elu({})",
     "Erf": "lax.erf({})",
-    "Exp": "jnp.exp({})",
-    "Floor": "jnp.floor({})",
-    "IsNaN": "jnp.isnan({})",
-    "Log": "jnp.log({})",
-    "Mish": "nn.mish({})",
     "Neg": "-{}",
     "Not": "~{}",
     "Reciprocal": "1 / {}",
-    "Relu": "nn.relu({})",
-    "Round": "jnp.round({})",
-    "Sigmoid": "nn.sigmoid({})",
-    "Sign": "jnp.sign({})",
-    "Sin": "jnp.sin({})",
-    "Sinh": "jnp.sinh({})",
-    "Softplus": "nn.softplus({})",
     "Softsign": "nn.soft_sign({})",
-    "Sqrt": "jnp.sqrt({})",
     "Swish": "nn.silu({})",
     "Tan": "jnp.tan({})",
     "Tanh": "jnp.tanh({})",
@@ -145,6 +121,7 @@ BINARY: Final = {
     "BitwiseAnd": "&",
     "BitwiseOr": "|",
     "BitwiseXor": "^",
+    "Div": "/",
     "Equal": "==",
     "Greater": ">",
     "GreaterOrEqual": ">=",
@@ -169,42 +146,29 @@ def unary(call: NodeCall) -> str | None:
 
 
 def binary(call: NodeCall) -> str | None:
-    if call.node.opset < 7 and not _same_rank(call):
-        return None  # B is aligned by an attribute
-    return f"{call.infix(0, 1)} {BINARY[call.node.op_type]} {call.infix(1, 0)}"
-
-
-def _same_rank(call: NodeCall) -> bool:
-    a, b = call.value(0), call.value(1)
-    return a.shape is not None and (a.shape == b.shape or (call.scalar(1) is not None and a.rank is not None))
-
-
-def div(call: NodeCall) -> str | None:
-    dtypes = [call.value(i).dtype for i in range(2)]
-    if any(d is None or d.kind != "f" for d in dtypes) or (call.node.opset < 7 and not _same_rank(call)):
+    a, b, symbol = call.value(0), call.value(1), BINARY[call.node.op_type]
+    if symbol == "/" and not (a.is_floating and b.is_floating):
         return None
-    return f"{call.infix(0, 1)} / {call.infix(1, 0)}"
+    if call.node.opset < 7 and (a.shape is None or (a.shape != b.shape and call.scalar(1) is None)):
+        return None  # B is aligned by an attribute
+    return f"{call.infix(0, 1)} {symbol} {call.infix(1, 0)}"
 
 
 def power(call: NodeCall) -> str | None:
-    exponent = call.scalar(1)
-    if exponent is None or not call.value(0).is_floating or call.value(1).rank or call.node.opset < 7:
-        single = exponent is not None and call.value(1).rank is not None and call.value(0).rank is not None
-        if not single or call.value(1).rank > call.value(0).rank or not call.value(0).is_floating:  # type: ignore[operator]
-            return None
-    return f"{call.text(0)}**{int(exponent)}" if exponent == int(exponent) and 1 <= exponent <= 16 else None
+    base, exponent, rank = call.value(0), call.scalar(1), call.value(1).rank or 0
+    keeps_shape = (rank == 0 and call.node.opset >= 7) or (base.rank is not None and rank <= base.rank)
+    if not keeps_shape or not base.is_floating or exponent not in range(1, 17):
+        return None
+    return f"{call.text(0)}**{int(exponent)}"
 
 
-def variadic(symbol: str) -> Form:
-    def form(call: NodeCall) -> str | None:
-        if symbol == "+":
-            return " + ".join(call.infix(i, 1 - min(i, 1)) for i in range(len(call)))
-        if len(call) == 1:
-            return None
-        text = f"{symbol}({call.infix(0, 1)}, {call.infix(1, 0)})"
-        return text if len(call) == 2 else None
+def sum_(call: NodeCall) -> str:
+    return " + ".join(call.infix(i, 1 - min(i, 1)) for i in range(len(call)))
 
-    return form
+
+def extremum(call: NodeCall) -> str | None:
+    name = {"Max": "maximum", "Min": "minimum"}[call.node.op_type]
+    return f"jnp.{name}({call.infix(0, 1)}, {call.infix(1, 0)})" if len(call) == 2 else None
 
 
 def where(call: NodeCall) -> str:
@@ -230,18 +194,16 @@ def p_relu(call: NodeCall) -> str | None:
 def gelu(call: NodeCall) -> str | None:
     if not call.is_float:
         return None
-    approximate = call.attribute("approximate", "none") in ("tanh", b"tanh")
-    return f"nn.gelu({call.text(0)}, approximate={approximate})"
+    return f"nn.gelu({call.text(0)}, approximate={call.attribute('approximate') == 'tanh'})"
 
 
 def softmax(name: str) -> Form:
     def form(call: NodeCall) -> str | None:
         axis, rank = call.attribute("axis", -1 if call.node.opset >= 13 else 1), call.value(0).rank
-        along = call.node.opset >= 13 or (rank is not None and axis % rank == rank - 1)
-        if not call.is_float or not along or rank == 0:
+        is_last = axis in (-1, (rank or 0) - 1)
+        if not call.is_float or rank == 0 or (call.node.opset < 13 and not is_last):
             return None
-        axis = -1 if rank is not None and axis % rank == rank - 1 else axis
-        return f"nn.{name}({call.text(0)}, axis={axis})"
+        return f"nn.{name}({call.text(0)}, axis={-1 if is_last else axis})"
 
     return form
 
@@ -256,14 +218,12 @@ def cast(call: NodeCall) -> str | None:
 
 
 def matmul(call: NodeCall) -> str | None:
-    if call.is_half or not call.value(0).is_floating:
-        return None
-    return f"{call.text(0)} @ {call.text(1)}"
+    return f"{call.text(0)} @ {call.text(1)}" if call.is_float else None
 
 
 def gemm(call: NodeCall) -> str | None:
     alpha, beta = call.attribute("alpha", 1.0), call.attribute("beta", 1.0)
-    if call.is_half or not call.value(0).is_floating or call.node.opset < 7:
+    if not call.is_float or call.node.opset < 7:
         return None
     a, b = (f"{call.text(i)}.T" if call.attribute(f"trans{'AB'[i]}", 0) else call.text(i) for i in range(2))
     product = f"{a} @ {b}" if alpha == 1 else f"{number(np.float32(alpha))} * ({a} @ {b})"
@@ -274,11 +234,8 @@ def gemm(call: NodeCall) -> str | None:
 
 
 def einsum(call: NodeCall) -> str | None:
-    equation = call.attribute("equation")
-    equation = equation.decode() if isinstance(equation, bytes) else equation
-    if call.is_half or not call.value(0).is_floating:
-        return None
-    return f'jnp.einsum("{equation}", {", ".join(call.text(i) for i in range(len(call)))})'
+    operands = ", ".join(call.text(i) for i in range(len(call)))
+    return f'jnp.einsum("{call.attribute("equation")}", {operands})' if call.is_float else None
 
 
 REDUCTIONS: Final = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd")
@@ -289,18 +246,13 @@ def reduction(call: NodeCall) -> str | None:
     integers = dtype is not None and dtype.kind in "iu" and name in ("sum", "max", "min")
     if not (call.is_float or integers):
         return None
-    axes = call.ints(1) if call.has(1) else call.attribute("axes")
-    if call.has(1) and axes is None:
+    axes = call.integers("axes", 1)
+    if (call.has(1) and axes is None) or (not axes and call.attribute("noop_with_empty_axes", 0)):
         return None
-    keep = call.attribute("keepdims", 1)
-    if axes is None or not len(axes):
-        if call.attribute("noop_with_empty_axes", 0):
-            return None
-        axes = ()
-    axis = "" if not len(axes) else f"axis={axes[0]}" if len(axes) == 1 else f"axis={tuple_of(list(map(str, axes)))}"
-    kind = f"dtype={dtype_name(dtype)}" if integers and name == "sum" and dtype is not None else ""
-    options = ", ".join(filter(None, (axis, kind, "keepdims=True" if keep else "")))
-    return f"{call.text(0)}.{name}({options})"
+    options = [f"axis={packed(axes)}"] if axes else []
+    options += [f"dtype={dtype_name(dtype)}"] if integers and name == "sum" and dtype is not None else []
+    options += ["keepdims=True"] if call.attribute("keepdims", 1) else []
+    return f"{call.text(0)}.{name}({', '.join(options)})"
 
 
 def arg_extremum(call: NodeCall) -> str | None:
@@ -329,20 +281,19 @@ ARITHMETIC: Final[dict[str, Form]] = {
     "Cast": cast,
     "CastLike": cast,
     "CumSum": cum_sum,
-    "Div": div,
     "Einsum": einsum,
     "Gelu": gelu,
     "Gemm": gemm,
     "LeakyRelu": leaky_relu,
     "LogSoftmax": softmax("log_softmax"),
     "MatMul": matmul,
-    "Max": variadic("jnp.maximum"),
-    "Min": variadic("jnp.minimum"),
+    "Max": extremum,
+    "Min": extremum,
     "PRelu": p_relu,
     "Pow": power,
     "Selu": selu,
     "Softmax": softmax("softmax"),
-    "Sum": variadic("+"),
+    "Sum": sum_,
     "Where": where,
 }
 """Operators of ai.onnx with plain forms."""

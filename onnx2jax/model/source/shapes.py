@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any, Final
 
 import numpy as np
 
 from .forms import Form, NodeCall
-from .values import Value, dtype_name, extent, extents, is_atom, number, tuple_of
+from .values import Value, dtype_name, extent, extents, is_atom, number, packed, tuple_of
 
 OPEN: Final = 2**31 - 1
 """Ends from here on mean the end of an axis."""
@@ -21,14 +22,14 @@ def reshape(call: NodeCall) -> str | None:
 
 
 def squeeze(call: NodeCall) -> str | None:
-    axes = call.ints(1) if call.has(1) else call.attribute("axes")
+    axes = call.integers("axes", 1)
     if axes is None:
         return f"jnp.squeeze({call.text(0)})" if call.value(0).is_static else None
-    return f"jnp.squeeze({call.text(0)}, {_axes(axes)})"
+    return f"jnp.squeeze({call.text(0)}, {packed(axes)})"
 
 
 def unsqueeze(call: NodeCall) -> str | None:
-    axes, rank = call.ints(1) if call.has(1) else call.attribute("axes"), call.value(0).rank
+    axes, rank = call.integers("axes", 1), call.value(0).rank
     if axes is None:
         return None
     if rank is not None:
@@ -38,19 +39,14 @@ def unsqueeze(call: NodeCall) -> str | None:
             index = ["...", *["None"] * len(new)]
         if len(index) <= 4 and index.count(":") < 3:
             return f"{call.text(0)}[{', '.join(index)}]"
-    return f"jnp.expand_dims({call.text(0)}, {_axes(axes)})"
-
-
-def _axes(axes: Any) -> str:
-    return str(axes[0]) if len(axes) == 1 else tuple_of(list(map(str, axes)))
+    return f"jnp.expand_dims({call.text(0)}, {packed(axes)})"
 
 
 def transpose(call: NodeCall) -> str | None:
-    perm, rank = call.attribute("perm"), call.value(0).rank
-    if rank is None and perm is None:
+    perm = call.attribute("perm")
+    if call.value(0).rank is None and perm is None:
         return None
-    perm = tuple(perm) if perm is not None else tuple(range(rank or 0))[::-1]
-    if perm == tuple(range(len(perm)))[::-1]:
+    if perm is None or perm == tuple(range(len(perm)))[::-1]:
         return f"{call.text(0)}.T"
     return f"{call.text(0)}.transpose({', '.join(map(str, perm))})"
 
@@ -60,32 +56,26 @@ def concat(call: NodeCall) -> str:
 
 
 def split(call: NodeCall) -> str | None:
-    axis, source = call.attribute("axis", 0), call.value(0)
-    count = len(call.node.outputs)
-    sizes = call.ints(1) if call.has(1) else call.attribute("split")
-    if call.has(1) and sizes is None:
-        return None
+    axis, shape, count = call.attribute("axis", 0), call.value(0).shape, len(call.node.outputs)
+    sizes = call.integers("split", 1)
     if sizes is None:
-        extent = source.shape[axis] if source.shape is not None else None
-        if not isinstance(extent, int) or extent % count:
+        length = shape[axis] if shape is not None else None
+        if call.has(1) or not isinstance(length, int) or length % count:
             return None
-        sizes = (extent // count,) * count
-    if len({*sizes}) == 1:
-        return f"jnp.split({call.text(0)}, {count}, axis={axis})"
-    places = [str(sum(sizes[: i + 1])) for i in range(count - 1)]
-    return f"jnp.split({call.text(0)}, {tuple_of(places)}, axis={axis})"
+    places = count if sizes is None or len({*sizes}) == 1 else tuple_of([*accumulate(sizes[:-1])])
+    return f"jnp.split({call.text(0)}, {places}, axis={axis})"
 
 
 def expand(call: NodeCall) -> str | None:
     shape = call.results[0].shape
-    return None if shape is None else f"jnp.broadcast_to({call.text(0)}, {tuple_of(extents(shape))})" if shape else None
+    return f"jnp.broadcast_to({call.text(0)}, {tuple_of(extents(shape))})" if shape else None
 
 
 def tile(call: NodeCall) -> str | None:
-    known = call.value(1).known
-    if known is None or call.node.opset < 6:
+    repeats = call.value(1)
+    if repeats.known is None or call.node.opset < 6:
         return None
-    return f"jnp.tile({call.text(0)}, {call.sequence(call.value(1))})"
+    return f"jnp.tile({call.text(0)}, {repeats.sequence})"
 
 
 def constant_of_shape(call: NodeCall) -> str | None:
@@ -93,8 +83,7 @@ def constant_of_shape(call: NodeCall) -> str | None:
     if shape is None:
         return None
     value = np.zeros((), np.float32) if value is None else np.reshape(value, ())
-    texts = extents(shape)
-    text, kind = texts[0] if len(texts) == 1 else tuple_of(texts) if texts else "()", dtype_name(value.dtype)
+    text, kind = packed(extents(shape)), dtype_name(value.dtype)
     if value in (0, 1):
         return f"jnp.{'ones' if value else 'zeros'}({text}, {kind})"
     return f"jnp.full({text}, {number(value[()])}, {kind})"
@@ -110,17 +99,15 @@ def range_(call: NodeCall) -> str | None:
 
 
 def pad(call: NodeCall) -> str | None:
-    rank, mode = call.value(0).rank, call.attribute("mode", "constant")
-    mode = mode.decode() if isinstance(mode, bytes) else mode
-    pads = call.ints(1) if call.has(1) else call.attribute("pads")
-    axes = call.ints(3) if call.has(3) else None
+    rank, mode, pads = call.value(0).rank, call.attribute("mode", "constant"), call.integers("pads", 1)
+    axes = call.ints(3)
     if pads is None or rank is None or (call.has(3) and axes is None) or any(p < 0 for p in pads):
         return None
     padded = [a % rank for a in (range(rank) if axes is None else axes)]
     widths = [(0, 0)] * rank
     for i, axis in enumerate(padded):
         widths[axis] = (pads[i], pads[i + len(padded)])
-    text = f"jnp.pad({call.text(0)}, {tuple_of([str(w) for w in widths])}"
+    text = f"jnp.pad({call.text(0)}, {tuple_of(widths)}"
     if mode != "constant":
         return f'{text}, mode="{mode}")' if call.value(0).is_floating and mode in ("reflect", "edge") else None
     value: Any = call.scalar(2) if call.has(2) else np.float32(call.attribute("value", 0))
@@ -132,28 +119,21 @@ def pad(call: NodeCall) -> str | None:
 def slice_(call: NodeCall) -> str | None:
     """An index of slices: Python clamps ends as ONNX does where steps are positive."""
     x = call.value(0)
-    if call.node.opset < 10:
-        starts, ends = call.attribute("starts"), call.attribute("ends")
-        axes, steps = call.attribute("axes"), None
-    else:
-        starts, ends = (_bounds(call.value(i)) for i in (1, 2))
-        axes, steps = (call.ints(i) if call.has(i) else None for i in (3, 4))
-        if any(call.has(i) and call.ints(i) is None for i in (3, 4)):
-            return None
-    if starts is None or ends is None:
+    starts: Any = call.integers("starts", 1) or _bounds(call.value(1))
+    ends: Any = call.integers("ends", 2) or _bounds(call.value(2))
+    axes: Any = call.integers("axes", 3)
+    steps: Any = call.ints(4)
+    if None in (starts, ends) or (call.has(3) and axes is None) or (call.has(4) and steps is None):
         return None
     axes = range(len(starts)) if axes is None else axes
     steps = (1,) * len(starts) if steps is None else steps
     if x.rank is None and any(a < 0 for a in axes):
         return None
-    index = {}
-    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
-        axis = axis % x.rank if x.rank is not None else axis
-        found = _slice(start, end, step)
-        if found is None:
-            return None
-        index[axis] = found
-    index = {a: t for a, t in index.items() if t != ":"}
+    places = [a if x.rank is None else a % x.rank for a in axes]
+    slices = [*map(_slice, starts, ends, steps)]
+    if None in slices:
+        return None
+    index = {p: t for p, t in zip(places, slices, strict=True) if t and t != ":"}
     if not index:
         return call.text(0)
     if x.rank is not None and min(index) > 1 and max(index) == x.rank - 1:
@@ -176,8 +156,8 @@ def _slice(start: Any, end: Any, step: int) -> str | None:
         return None  # a negative one counts from the end
     first = "" if start == 0 and isinstance(start, int) else extent(start)
     last = "" if isinstance(end, int) and end >= OPEN else extent(end)
-    colon = ":" if all(map(is_atom, (first, last))) else " : "
-    text = f"{first}{colon}{last}".strip() if colon == " : " else f"{first}:{last}"
+    colon = ":" if is_atom(first) and is_atom(last) else " : "
+    text = f"{first}{colon}{last}".strip()
     return text if step == 1 else f"{text}:{step}"
 
 
@@ -186,7 +166,7 @@ def gather(call: NodeCall) -> str | None:
     single = call.scalar(1) if indices.rank == 0 else None
     if single is not None and (axis >= 0 or data.rank is not None):
         axis = axis % data.rank if data.rank is not None else axis
-        if axis == 0 or data.rank is None or axis < 3:
+        if data.rank is None or axis < 3:
             return f"{call.text(0)}[{', '.join([*[':'] * axis, str(int(single))])}]"
         if axis == data.rank - 1:
             return f"{call.text(0)}[..., {int(single)}]"
@@ -201,7 +181,7 @@ def global_pool(call: NodeCall) -> str | None:
     if not call.is_float or rank is None or rank < 3:
         return None
     name = "mean" if "Average" in call.node.op_type else "max"
-    return f"{call.text(0)}.{name}(axis={tuple_of(list(map(str, range(2, rank))))}, keepdims=True)"
+    return f"{call.text(0)}.{name}(axis={tuple_of(range(2, rank))}, keepdims=True)"
 
 
 def trilu(call: NodeCall) -> str | None:

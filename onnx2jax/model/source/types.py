@@ -14,7 +14,6 @@ from ...eval.abstract import UNKNOWN
 from ...eval.interpreter import Context, run_node
 from ...eval.known_values import EXACT, is_extents, symbolic_results
 from ...ir.graph import Node
-from .code import mark
 from .forms import NodeCall
 from .values import Value, constant, evaluated
 
@@ -22,12 +21,12 @@ SYMBOLIC: Final = EXACT | {"Expand", "Range", "Tile", "Flatten", "Split", "Where
 """Operators that compute with symbolic dimensions, or raise where the result depends on their values."""
 
 
-def broadcast(node: Node, given: Mapping[str, Any], context: Context) -> list[Any]:
+def broadcast(node: Node, operands: Mapping[str, Any], context: Context) -> list[Any]:
     """The results of an elementwise node whose operands broadcast for all extents that a call may have.
 
     ``min(512, tokens)`` beside ``tokens``: positions of a table that is long enough for the call, if it succeeds.
     """
-    shapes: list[Any] = [getattr(given[n], "shape", None) for n in node.inputs]
+    shapes: list[Any] = [getattr(operands[n], "shape", None) for n in node.inputs]
     if None in shapes or not shapes:
         return []
     fitted = {}
@@ -35,9 +34,8 @@ def broadcast(node: Node, given: Mapping[str, Any], context: Context) -> list[An
         fitted[name] = tuple(_longest(d, -i, shapes) for i, d in zip(range(len(shape), 0, -1), shape, strict=True))
     if list(fitted.values()) == [tuple(s) for s in shapes]:
         return []
-    return symbolic_results(
-        node, {n: lax.full(s, 0, given[n].dtype) for n, s in fitted.items()}, context, is_exact
-    )  # fmt: skip
+    arrays = {n: lax.full(s, 0, operands[n].dtype) for n, s in fitted.items()}
+    return symbolic_results(node, arrays, context, is_exact)
 
 
 def sample_of(value: Value, sizes: Mapping[str, int]) -> Any:
@@ -47,8 +45,10 @@ def sample_of(value: Value, sizes: Mapping[str, int]) -> Any:
             return value.known
         numbers = [evaluated(d, sizes) for d in value.known.reshape(-1).tolist()]
         return np.array(numbers, np.int64).reshape(value.known.shape)
-    if isinstance(value.sample, np.ndarray) or (value.sample is None and value.shape is None):
-        return UNKNOWN if value.sample is None else value.sample
+    if isinstance(value.sample, np.ndarray):
+        return value.sample
+    if value.sample is None and value.shape is None:
+        return UNKNOWN
     shape = value.sample.shape if value.shape is None else [evaluated(d, sizes) for d in value.shape]
     dtype = value.sample.dtype if value.dtype is None else value.dtype
     return UNKNOWN if dtype.hasobject else lax.full(shape, 0, dtype)
@@ -100,7 +100,7 @@ def unchanged(call: NodeCall) -> Value | None:
 
 def squeezed(call: NodeCall) -> list[Any]:
     """The result of a Squeeze whose axes have an extent of 1 in every call that succeeds."""
-    axes, x = call.ints(1) if call.has(1) else call.attribute("axes"), call.value(0)
+    axes, x = call.integers("axes", 1), call.value(0)
     if axes is None or x.shape is None or x.dtype is None:
         return []
     dropped = {a % len(x.shape) for a in axes}
@@ -133,13 +133,13 @@ def _longest(dimension: Any, axis: int, shapes: Sequence[Any]) -> Any:
 
 def sampled(node: Node, samples: Mapping[str, Any], context: Context) -> list[Any]:
     """The results of a node for sample extents; none where it rejects them."""
-    given = {n: samples.get(n, UNKNOWN) for n in node.reads}
-    if any(v is UNKNOWN for v in given.values()):
+    operands = {n: samples.get(n, UNKNOWN) for n in node.reads}
+    if any(v is UNKNOWN for v in operands.values()):
         return []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # which may be about these extents alone
         try:
-            return list(run_node(node, given, context))
+            return list(run_node(node, operands, context))
         except Exception:
             return []
 
@@ -148,12 +148,12 @@ def typed(result: Any, host: bool, sample: Any = None) -> Value:
     """A value of a result of abstract evaluation, without text."""
     if result is UNKNOWN and sample is not None and hasattr(sample, "shape") and not sample.dtype.hasobject:
         kept = sample if isinstance(sample, np.ndarray) else jax.ShapeDtypeStruct(sample.shape, sample.dtype)
-        return Value("", None, None, np.dtype(sample.dtype), host, "", kept)
+        return Value(dtype=np.dtype(sample.dtype), host=host, sample=kept)
     if type(result) is np.ndarray:
         return constant(result)
     if isinstance(result, jax.Array | jax.ShapeDtypeStruct):
-        return Value("", None, tuple(result.shape), np.dtype(result.dtype), host)
-    return Value("", host=host)
+        return Value(shape=tuple(result.shape), dtype=np.dtype(result.dtype), host=host)
+    return Value(host=host)
 
 
 def abstract_of(value: Value) -> Any:
@@ -173,8 +173,3 @@ def is_host(value: Value) -> bool:
 def is_wide(value: Value) -> bool:
     """Whether a value is traced, and may be of a 64-bit type."""
     return not value.host and (value.dtype is None or (value.dtype.itemsize == 8 and value.dtype.kind in "iuf"))
-
-
-def fresh(value: Value, reference: str) -> Value:
-    """A value of the same type under another reference."""
-    return Value(mark(reference), None, value.shape, value.dtype, value.host, "", value.sample)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -60,6 +60,13 @@ class Value:
     def is_floating(self) -> bool:
         return self.dtype is not None and self.dtype.kind == "f"
 
+    @property
+    def sequence(self) -> str:
+        """Integers or extents as a Python number or tuple."""
+        assert self.known is not None
+        texts = list(map(extent, self.known.reshape(-1).tolist()))
+        return tuple_of(texts) if self.known.ndim else texts[0]
+
 
 def constant(array: np.ndarray, stored: str = "") -> Value:
     """A known array."""
@@ -109,13 +116,22 @@ def extents(shape: Sequence[Any], *, inferred: bool = False) -> list[str]:
     return texts
 
 
-def tuple_of(texts: Sequence[str]) -> str:
-    """A tuple.
+def tuple_of(elements: Sequence[Any]) -> str:
+    """A tuple of texts or integers.
 
-    >>> tuple_of(["1"]), tuple_of(["1", "2"])
-    ('(1,)', '(1, 2)')
+    >>> tuple_of(["x"]), tuple_of([1, 2])
+    ('(x,)', '(1, 2)')
     """
-    return f"({texts[0]},)" if len(texts) == 1 else f"({', '.join(texts)})"
+    return f"({elements[0]},)" if len(elements) == 1 else f"({', '.join(map(str, elements))})"
+
+
+def packed(elements: Sequence[Any], empty: str = "()") -> str:
+    """One text or integer as it is, several as a tuple.
+
+    >>> packed(["x"]), packed([1, 2]), packed([], "None")
+    ('x', '(1, 2)', 'None')
+    """
+    return tuple_of(elements) if len(elements) > 1 else str(elements[0]) if elements else empty
 
 
 def evaluated(dimension: Any, sizes: Mapping[str, int]) -> int:
@@ -142,17 +158,16 @@ def number(value: Any) -> str:
     >>> number(np.float32(0.1)), number(np.float32("-inf")), number(np.int64(3)), number(np.True_)
     ('0.1', '-np.inf', '3', 'True')
     """
-    kind = np.asarray(value).dtype
-    if kind == np.bool_ or kind.kind in "iu":
-        return str(value.item())
-    if kind.kind == "c":
-        return repr(complex(value))
-    real = float(value)
-    if not math.isfinite(real):
-        return "np.nan" if real != real else "np.inf" if real > 0 else "-np.inf"
-    text = str(value) if kind.kind == "f" else repr(float(value))
-    if kind.kind != "f" and kind.name in ("int4", "uint4", "int2", "uint2"):
+    dtype = np.asarray(value).dtype
+    if dtype.kind == "b":
+        return str(bool(value))
+    if dtype.kind in "iu" or dtype.name in ("int4", "uint4", "int2", "uint2"):
         return str(int(value))
+    if dtype.kind == "c":
+        return repr(complex(value))
+    if not math.isfinite(value):
+        return "np.nan" if value != value else "np.inf" if value > 0 else "-np.inf"
+    text = str(value) if dtype.kind == "f" else repr(float(value))
     return text if any(c in text for c in ".e") else f"{text}.0"
 
 
@@ -171,10 +186,8 @@ def python(value: Any) -> str:
             return number(np.float32(value) if np.float32(value) == value else np.float64(value))
         case str():
             return string(value)
-        case bytes():
-            return repr(value).replace("'", '"') if b'"' not in value else repr(value)
-        case tuple() | list():
-            return tuple_of([python(v) for v in value])
+        case tuple():
+            return tuple_of([*map(python, value)])
         case np.ndarray():
             return array(value)
         case _:
@@ -193,9 +206,8 @@ def array(value: np.ndarray) -> str:
     if value.dtype == object:
         return f"np.array({_nested(value.tolist(), string)}, object)"
     if value.ndim == 0:
-        return f"np.array({number(value[()])}, {kind})" if kind in ("bool",) else f"{kind}({number(value[()])})"
-    flat = value.reshape(-1)
-    shape = str(value.size) if value.ndim == 1 else tuple_of(list(map(str, value.shape)))
+        return f"np.array({number(value[()])}, {kind})" if kind == "bool" else f"{kind}({number(value[()])})"
+    flat, shape = value.reshape(-1), packed(value.shape)
     if value.size > 3 and (flat == flat[0]).all() and not (np.signbit(flat[0]) if value.dtype.kind == "f" else False):
         if flat[0] == 0:
             return f"np.zeros({shape}, {kind})"
@@ -204,20 +216,16 @@ def array(value: np.ndarray) -> str:
         start, step = int(flat[0]), int(flat[1]) - int(flat[0])
         if step > 0 and (flat == start + step * np.arange(value.size)).all():
             stop = start + step * (value.size - 1) + 1
-            bounds = [start, stop] if start or step > 1 else [stop]
-            counted = f"np.arange({', '.join(map(str, [*bounds, step] if step > 1 else bounds))}, dtype={kind})"
-            return counted if value.ndim == 1 else f"{counted}.reshape{tuple_of(list(map(str, value.shape)))}"
+            bounds = [start, stop, step] if step > 1 else [start, stop] if start else [stop]
+            counted = f"np.arange({', '.join(map(str, bounds))}, dtype={kind})"
+            return counted if value.ndim == 1 else f"{counted}.reshape{shape}"
     if value.size == 0:
         return f"np.zeros({shape}, {kind})"
     return f"np.array({_nested(value, number)}, {kind})"
 
 
-def _nested(value: Any, text: Any) -> str:
-    if isinstance(value, np.ndarray) and value.ndim == 0:
-        return text(value[()])
-    if isinstance(value, np.ndarray | list | tuple):
-        return f"[{', '.join(_nested(v, text) for v in value)}]"
-    return text(value)
+def _nested(value: Any, text: Callable[[Any], str]) -> str:
+    return f"[{', '.join(_nested(v, text) for v in value)}]" if isinstance(value, np.ndarray | list) else text(value)
 
 
 def is_inline(value: np.ndarray) -> bool:
