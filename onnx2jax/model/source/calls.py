@@ -15,8 +15,9 @@ from ...errors import UnsupportedError
 from ...ir.graph import Node
 from ...ops.registry import Operator
 from ...proto.messages import unused_name
+from .code import string
 from .forms import NodeCall
-from .values import HALF, constant, python, string
+from .values import constant, python
 
 WHY: Final = {
     "AveragePool": "counts of padded windows, ceil_mode",
@@ -162,9 +163,8 @@ def called(call: NodeCall, imports: Imports, files: dict[str, dict[str, Any]], k
     """
     node, operator = call.node, call.node.target
     assert isinstance(operator, Operator)
-    plain = not call.is_half and not any(v.dtype in HALF for v in call.results)
     on_shapes = all(v is None or v.host for v in call.operands) or node.op_type in ("Shape", "Size")
-    name = imports.function(operator, plain=plain, on_shapes=on_shapes)
+    name = imports.function(operator, plain=not call.is_half, on_shapes=on_shapes)
     attributes = {n: v for n, v in call.attributes.items() if n in operator.inputs or n in operator.attributes}
     positional: list[str] = []
     named: list[str] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Final
 
 MARK: Final = re.compile("\x02([^\x03]*)\x03")
@@ -25,6 +26,20 @@ def references(text: str) -> list[str]:
 def substituted(text: str, name: Callable[[str], str]) -> str:
     """The text with each reference replaced."""
     return MARK.sub(lambda m: name(m.group(1)), text)
+
+
+def mapped(reference: str) -> str:
+    """The text of a parameter or a stored constant, which a mapping has by name; empty for other references."""
+    for prefix, mapping in ((PARAM, "params"), (CONSTANT, "CONSTANTS")):
+        if reference.startswith(prefix):
+            return f"{mapping}[{string(reference.removeprefix(prefix))}]"
+    return ""
+
+
+def string(text: str) -> str:
+    """A string in the quotes that ruff prefers."""
+    plain = repr(text)
+    return plain if '"' in text else f'"{plain[1:-1]}"' if plain[0] == "'" and "\\'" not in plain else plain
 
 
 @dataclass(eq=False)
@@ -93,8 +108,8 @@ class Statement:
 
     def reads(self) -> set[str]:
         """References from outside that it reads."""
-        own = {b.reference for b in self.blocks}
-        return (set(references(self.text)).union(*(b.reads() for b in self.blocks))) - own
+        read = set(references(self.text)).union(*(b.reads() for b in self.blocks))
+        return read - {b.reference for b in self.blocks}
 
 
 def live(statements: Iterable[Statement], wanted: Iterable[str]) -> list[Statement]:
@@ -145,7 +160,7 @@ PRECEDENCE: Final = (
     (" @ ", " * ", " / ", " // "),
 )
 OPERATORS: Final = tuple(operator for level in PRECEDENCE for operator in level)
-_CLOSING: Final = {")": "(", "]": "[", "}": "{"}
+_CLOSING: Final = ")]}"
 
 
 def layout(text: str, indent: int, tail: int = 0) -> Iterator[str]:
@@ -162,15 +177,14 @@ def layout(text: str, indent: int, tail: int = 0) -> Iterator[str]:
         return
     target, equals, value = _assignment(text)
     if (operators := _at_top(value, OPERATORS)) and not value.startswith(("return ", "for ", "def ")):
-        if indent + 4 + len(value) <= WIDTH:
-            yield from (f"{space}{target}{equals}(", f"{space}    {value}", f"{space})")
-        else:
-            yield f"{space}{target}{equals}("
+        starts = [0]
+        if indent + 4 + len(value) > WIDTH:
             level = next(level for level in PRECEDENCE if any(o in level for _, o in operators))
-            starts = [0, *(i + 1 for i, o in operators if o in level)]
-            for start, end in zip(starts, [*starts[1:], len(value)], strict=True):
-                yield from layout(value[start:end].strip(), indent + 4)
-            yield f"{space})"
+            starts += [i + 1 for i, o in operators if o in level]
+        yield f"{space}{target}{equals}("
+        for start, end in pairwise([*starts, len(value)]):
+            yield from layout(value[start:end].strip(), indent + 4)
+        yield f"{space})"
         return
     end = len(text) - 1 if text[-1] in _CLOSING else text.rfind(")")
     start = _opening(text, end) if end > 0 else -1
@@ -207,38 +221,31 @@ def _assignment(text: str) -> tuple[str, str, str]:
     return "", "", text
 
 
-def _at_top(text: str, parts: Iterable[str]) -> list[tuple[int, str]]:
-    """Where one of the parts occurs outside of brackets and strings."""
-    found, depth, quote = [], 0, ""
+def _depths(text: str) -> Iterator[tuple[int, str, int]]:
+    """(place, character, number of brackets around it) of each character outside of strings."""
+    depth, quote = 0, ""
     for i, c in enumerate(text):
         if quote:
             quote = "" if c == quote and text[i - 1] != "\\" else quote
         elif c in "\"'":
             quote = c
-        elif c in "([{":
-            depth += 1
-        elif c in ")]}":
-            depth -= 1
-        elif not depth and c in " ,":
-            found += [(i, p) for p in parts if text.startswith(p, i)]
-    return found
+        else:
+            depth -= c in _CLOSING
+            yield i, c, depth
+            depth += c in "([{"
+
+
+def _at_top(text: str, parts: Iterable[str]) -> list[tuple[int, str]]:
+    """Where one of the parts occurs outside of brackets and strings."""
+    places = [i for i, c, depth in _depths(text) if c in " ," and depth == 0]
+    return [(i, p) for i in places for p in parts if text.startswith(p, i)]
 
 
 def _opening(text: str, end: int) -> int:
     """The bracket that the one at ``end`` closes; -1 where there is none."""
-    stack, quote = list[int](), ""
-    for i, c in enumerate(text[: end + 1]):
-        if quote:
-            quote = "" if c == quote and text[i - 1] != "\\" else quote
-        elif c in "\"'":
-            quote = c
-        elif c in "([{":
-            stack.append(i)
-        elif c in _CLOSING:
-            start = stack.pop()
-            if i == end:
-                return start
-    return -1
+    *before, (last, _, level) = (-1, "", 0), *_depths(text[: end + 1])
+    opening = (i for i, c, depth in reversed(before) if c in "([{" and depth == level)
+    return next(opening, -1) if last == end else -1
 
 
 def _items(body: str) -> Iterator[str]:

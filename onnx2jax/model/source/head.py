@@ -13,9 +13,9 @@ import numpy as np
 
 from ...proto.types import TensorType
 from .calls import DEFAULT_WHY, Imports
-from .code import layout
+from .code import layout, string
 from .types import is_wide
-from .values import Value, string, tuple_of
+from .values import Value, tuple_of
 
 SAFETENSORS: Final = frozenset({"bool", "float16", "float32", "float64"}) | frozenset(
     f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
@@ -59,15 +59,14 @@ class Head:
     def lines(self, text: str, *, once: bool) -> list[str]:
         """The lines above a text, which may call ``once``."""
         load, loaded, outputs = self._load(), self._loaded(), self._outputs()
-        rest = "\n".join([*load, *loaded, text])
+        used = set(re.findall(r"(?<![\w.])(functools|json|np|lax|nn)\.", "\n".join([*load, *loaded, text])))
         registered, whys = self._registered()
-        parts = [m for m in ("lax", "nn") if re.search(rf"(?<![\w.]){m}\.", rest)]
+        parts = ", ".join(sorted(used & {"lax", "nn"}))
         groups = [
-            [f"import {m}" for m in ("functools", "json") if re.search(rf"(?<![\w.]){m}\.", rest)]
+            [f"import {m}" for m in ("functools", "json") if m in used]
             + ["from pathlib import Path", *(["from typing import NamedTuple"] if outputs else [])],
-            ["import jax", "import jax.numpy as jnp"]
-            + (["import numpy as np"] if re.search(r"(?<![\w.])np\.", rest) else [])
-            + ([f"from jax import {', '.join(parts)}"] if parts else [])
+            ["import jax", "import jax.numpy as jnp", *(["import numpy as np"] if "np" in used else [])]
+            + ([f"from jax import {parts}"] if parts else [])
             + [*self._operators(text), "from safetensors.numpy import load_file"],
             registered,
             whys,
@@ -97,16 +96,16 @@ class Head:
 
     def _operators(self, text: str) -> Iterator[str]:
         """Imports of operators."""
-        found: dict[str, list[str]] = {"onnx2jax.compat": ["in_64_bits"]} if self.wide else {}
+        members: dict[str, list[str]] = {"onnx2jax.compat": ["in_64_bits"]} if self.wide else {}
         if "with inside(" in text:
-            found["onnx2jax.errors"] = ["inside"]
+            members["onnx2jax.errors"] = ["inside"]
         for name in self.used & self.imports.operators.keys():
             module, function, _ = self.imports.operators[name]
-            found.setdefault(module, []).append(f"{function} as {name}" if name != function else function)
+            members.setdefault(module, []).append(f"{function} as {name}" if name != function else function)
         if self.used & self.imports.resolved.keys():
-            found["onnx2jax.ops.registry"] = ["resolve"]
-        for module, members in sorted(found.items()):
-            yield from _imported(module, members)
+            members["onnx2jax.ops.registry"] = ["resolve"]
+        for module, names in sorted(members.items()):
+            yield from _imported(module, names)
 
     def _registered(self) -> tuple[list[str], list[str]]:
         """Lines that look operators up, and comments that say why operators are called."""
@@ -135,20 +134,19 @@ class Head:
 
     def _load(self) -> list[str]:
         """The function that reads the parameters."""
-        kinds: dict[str, list[str]] = {}
+        restored: dict[str, list[str]] = {}
         for name, kind in self.types.items():
             if kind.dtype.name not in SAFETENSORS:
-                kinds.setdefault(kind.dtype.name, []).append(name)
+                restored.setdefault(kind.dtype.name, []).append(name)
         wide = any(is_wide(Value(dtype=t.dtype)) for t in self.types.values())
         lines = ["@jax.enable_x64(True)"] if wide else []
         lines += ["def load_params(path: str | Path = PARAMS) -> dict[str, jax.Array]:"]
         lines += ['    """The parameters by ONNX name."""']
-        if not kinds:
+        if not restored:
             return [*lines, "    return {name: jnp.asarray(value) for name, value in load_file(path).items()}"]
         lines.append("    params = load_file(path)")
-        for dtype, names in kinds.items():
-            line = f"    for name in {tuple_of(list(map(string, names)))}:"
-            lines += [line] if len(line) <= 120 else ["    for name in (", *_rows(names, 8), "    ):"]
+        for dtype, names in restored.items():
+            lines += _tuple_lines("for name in", names, ":")
             lines.append(f"        params[name] = params[name].view(jnp.{dtype})")
         return [*lines, "    return {name: jnp.asarray(value) for name, value in params.items()}"]
 
@@ -164,8 +162,7 @@ def table(tables: Mapping[str, Sequence[str]]) -> list[str]:
     """The names of parameters that do not count up with the layers."""
     lines = ["WEIGHTS = {"]
     for name, values in tables.items():
-        line = f'    "{name}": {tuple_of(list(map(string, values)))},'
-        lines += [line] if len(line) <= 120 else [f'    "{name}": (', *_rows(values, 8), "    ),"]
+        lines += _tuple_lines(f'"{name}":', values, ",")
     return [*lines, "}", '"""Parameters by layer."""']
 
 
@@ -185,8 +182,11 @@ def title(name: str) -> str:
     return "The network" if generic else f"The network {name!r}"
 
 
-def _rows(names: Sequence[str], indent: int) -> Iterator[str]:
-    yield from (f"{' ' * indent}{string(n)}," for n in names)
+def _tuple_lines(before: str, names: Sequence[str], after: str) -> list[str]:
+    """A tuple of strings, indented: on one line, or one line for each string."""
+    strings = [*map(string, names)]
+    line = f"    {before} {tuple_of(strings)}{after}"
+    return [line] if len(line) <= 120 else [f"    {before} (", *(f"        {s}," for s in strings), f"    ){after}"]
 
 
 def _imported(module: str, members: Sequence[str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import takewhile, zip_longest
 from typing import Any, Final
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from ...ir.graph import Graph, Node
 from ...ir.layers import Layers, repeated
 from ...ops.registry import Operator
+from ...proto.messages import unused_name
 from ...proto.types import ValueInfo
 from .code import CONSTANT, EXTENT, FUNCTION, MARK, PARAM, Block, Statement, mark, references
 
@@ -105,8 +106,8 @@ def _loop(run: Layers, nodes: Mapping[Node, Statement], tables: dict[str, tuple[
     if any("(" in t and "\x02" + CONSTANT in t for t in names.values()):
         return None
     before, after = ([c[i] for c in run.carries] for i in (1, 2))
-    own = {*(o for s in template for o in s.outputs), *names, *columns, *before}
-    outside = dict.fromkeys(r for s in template for r in references(s.text) if r not in own)
+    inner = {*(o for s in template for o in s.outputs), *names, *columns, *before}
+    outside = dict.fromkeys(r for s in template for r in references(s.text) if r not in inner)
     shared = [r for r in outside if not r.startswith((PARAM, CONSTANT, EXTENT, FUNCTION))]
     last = [*map(mark, [*shared, *(r for r in outside if r.startswith(EXTENT))])]
     first = ["params"] if names or any(r.startswith(PARAM) for r in outside) else []
@@ -152,37 +153,29 @@ def _columns(run: Layers, tables: dict[str, tuple[str, ...]]) -> tuple[dict[str,
     return names, columns
 
 
-_NUMBERS: Final = re.compile(r"\d+")
-
-
 def _indexed(names: Sequence[str], tables: dict[str, tuple[str, ...]]) -> str:
     """The parameter of a layer: by an f-string where the names count up, and otherwise from a table."""
-    parts = [_NUMBERS.split(n) for n in names]
-    numbers = [[*map(int, _NUMBERS.findall(n))] for n in names]
-    padded = any(len(d) > 1 and d[0] == "0" for n in names for d in _NUMBERS.findall(n))
-    if all(p == parts[0] for p in parts) and not padded and not any(c in names[0] for c in '{}"\\'):
-        texts = []
-        for column in zip(*numbers, strict=True):
-            start, step = column[0], column[1] - column[0]
-            if any(v != start + step * i for i, v in enumerate(column)) or step < 0:
-                break
-            count = mark(INDEX) if step == 1 else f"{step} * {mark(INDEX)}"
-            texts.append(str(start) if not step else f"{{{count}}}" if not start else f"{{{start} + {count}}}")
-        else:
-            text = "".join(p + t for p, t in zip(parts[0], [*texts, ""], strict=True))
-            return f'params[f"{text}"]'
+    texts = [_counted(column) for column in zip_longest(*(re.split(r"(\d+)", n) for n in names), fillvalue="")]
+    if None not in texts and not any(c in names[0] for c in '{}"\\'):
+        return f'params[f"{"".join(filter(None, texts))}"]'
     key = next((k for k, v in tables.items() if v == tuple(names)), None)
     if key is None:
-        key = _short(names[0], tables)
+        key = unused_name(re.sub(r"\W+", "_", names[0].rpartition("/")[2]).strip("_") or "weight", tables)
         tables[key] = tuple(names)
     return f'params[WEIGHTS["{key}"][{mark(INDEX)}]]'
 
 
-def _short(name: str, taken: Mapping[str, Any]) -> str:
-    base = re.sub(r"\W+", "_", name.rpartition("/")[2]).strip("_") or "weight"
-    while base in taken:
-        base += "_"
-    return base
+def _counted(parts: Sequence[str]) -> str | None:
+    """Parts of the names of all layers as one text of an f-string; None where they neither count up nor are equal."""
+    if len({*parts}) == 1:
+        return parts[0]
+    if not (parts[0].isdigit() and parts[1].isdigit()):
+        return None
+    start, step = int(parts[0]), int(parts[1]) - int(parts[0])
+    if step < 0 or any(part != str(start + step * i) for i, part in enumerate(parts)):
+        return None
+    count = mark(INDEX) if step == 1 else f"{step} * {mark(INDEX)}"
+    return f"{{{start} + {count}}}" if start else f"{{{count}}}"
 
 
 def _hint(template: Sequence[Statement], names: Mapping[str, str]) -> str:
@@ -191,5 +184,5 @@ def _hint(template: Sequence[Statement], names: Mapping[str, str]) -> str:
     paths = [t.split(".") for t in texts] or [n.node.name.split("/")[:-1] for n in template if n.node is not None]
     common = takewhile(lambda parts: len({*parts}) == 1, zip(*paths, strict=False))
     words = [w.lower() for parts in common for w in re.findall(r"[A-Za-z_]*[A-Za-z]+", parts[0])]
-    found = "_".join([w for w in words if w not in ("model", "module", "self", "onnx", "inner")][-2:])
-    return found if len(found) > 2 else "layer"
+    name = "_".join([w for w in words if w not in ("model", "module", "self", "onnx", "inner")][-2:])
+    return name if len(name) > 2 else "layer"

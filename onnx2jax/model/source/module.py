@@ -9,6 +9,7 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,11 +22,12 @@ from ...eval.abstract import without_data
 from ...eval.values import to_host
 from ...ir import loops
 from ...proto import atomic
+from ...proto.messages import unused_name
 from ...proto.paths import path_of
 from ...proto.types import TensorType, ValueInfo
 from ..calls.outputs import field_names
 from ..spec import Spec
-from .code import EXTENT, FUNCTION, Block, layout, live, mark, references, substituted
+from .code import EXTENT, FUNCTION, Block, layout, live, mark, references, string, substituted
 from .control import FORMS, used
 from .emitter import SAMPLE, Emitter, Scope
 from .head import SAFETENSORS, Head, plain, table, title
@@ -35,7 +37,7 @@ from .nested import nest
 from .render import FIXED, Renderer, tidy
 from .schedule import called, has_wide, scheduled, texts
 from .types import is_wide
-from .values import Value, constant, extent, stored, string
+from .values import Value, constant, extent, stored
 
 MODEL: Final = FUNCTION + "model"
 MODULE: Final = "model.py"
@@ -106,7 +108,7 @@ def write(spec: Spec, params: Mapping[str, Any], folder: str | os.PathLike[str],
         save(CONSTANTS, module.constants)
     if module.attributes:
         with atomic.replacing(folder / ATTRIBUTES) as file:
-            file.write(json.dumps(module.attributes, default=_plain).encode())
+            file.write(json.dumps(module.attributes, default=np.ndarray.tolist).encode())
     path = folder / MODULE
     with atomic.replacing(path) as file:
         file.write(text)
@@ -126,10 +128,6 @@ def _is_as_written(folder: Path) -> bool:
         return bool(digest == _digest((folder / MODULE).read_bytes()))
     except (OSError, library.SafetensorError):
         return False
-
-
-def _plain(value: Any) -> Any:
-    return value.decode() if isinstance(value, bytes) else value.tolist()
 
 
 def _storable(array: np.ndarray) -> np.ndarray:
@@ -156,16 +154,17 @@ class _ModuleWriter:
         for value in spec.outputs:
             if isinstance(value.type, TensorType) and value.type.dtype.hasobject:
                 raise UnsupportedError(f"output {value} has no form in source, which computes arrays of numbers")
-        self.arguments = self._arguments()
+        wanted = [identifier(v.name) or f"x{i if i else ''}" for i, v in enumerate(self.inputs)]
+        self.arguments = distinct([unused_name(w, {"params", "rng", *MODULES, *FIXED.values()}) for w in wanted])
+        self.wanted = {f"input {i}": argument for i, argument in enumerate(self.arguments)}
+        """Names of inputs and outputs, by reference."""
+        self.values: list[Value] = []
+        """The inputs."""
         self.extents: dict[str, str] = {}
         """Names of dimension variables, by reference."""
         self.deviations: list[str] = []
         self.places: dict[str, tuple[int, int]] = {}
         """Input and axis of a dimension variable, by reference."""
-
-    def _arguments(self) -> list[str]:
-        wanted = [identifier(v.name) or f"x{i if i else ''}" for i, v in enumerate(self.inputs)]
-        return distinct([_unused(w, {"params", "rng", *MODULES, *FIXED.values()}) for w in wanted])
 
     # ---------------------------------------------------------------------------------------------- the statements
 
@@ -173,17 +172,12 @@ class _ModuleWriter:
         """The model as a function, and its results."""
         block = Block(MODEL, "model", "")
         results: list[Value] = []
-        self.references: dict[str, str] = {}
-        self.wanted: dict[str, str] = {}
 
         def run() -> None:
             scope = Scope(self.emitter, self.graph, {}, {}, {}, block.statements)
-            for i, (value, shape) in enumerate(zip(self.inputs, self._shapes(), strict=True)):
-                reference = f"input {i}"
-                assert isinstance(value.type, TensorType)
-                self.references[value.name] = reference
-                self.wanted[reference] = self.arguments[i]
-                scope.bind(value.name, Value(mark(reference), None, shape, value.type.dtype))
+            for reference, info, shape in zip(self.wanted, self.inputs, self._shapes(), strict=True):
+                self.values.append(Value(mark(reference), shape=shape, dtype=_dtype(info)))
+                scope.bind(info.name, self.values[-1])
             for name, array in self.spec.static.items():
                 scope.bind(name, constant(np.asarray(array), name))
             with warnings.catch_warnings(record=True) as caught:
@@ -219,8 +213,7 @@ class _ModuleWriter:
                     wanted.append(dimension(declared, axis, len(value.shape)))
                 shape.append(declared if isinstance(declared, int) else symbols[key])
             shapes.append(tuple(shape))
-        taken = {*self.arguments}
-        wanted = [f"{w}_size" if w in taken else w for w in wanted]
+        wanted = [f"{w}_size" if w in self.arguments else w for w in wanted]
         self.extents = dict(zip(self.places, distinct(wanted), strict=True))
         return shapes
 
@@ -240,7 +233,7 @@ class _ModuleWriter:
             nest(function, self.wanted, self.extents, is_model=function is block)
         everything = "\n".join(texts([*functions, block]))
         used = {n for n in imports.names if re.search(rf"\b{n}\(", everything)}
-        wide = any(map(has_wide, [*functions, block])) or any(is_wide(Value(dtype=_dtype(v))) for v in self.inputs)
+        wide = any(map(has_wide, [*functions, block])) or any(map(is_wide, self.values))
         head = Head(
             title(self.graph.name),
             spec.types,
@@ -252,7 +245,8 @@ class _ModuleWriter:
             wide or any(is_wide(replace(v, host=False)) for v in results),
             self.deviations,
         )
-        names = distinct([_unused(identifier(f.hint) or "function", used | self.taken) for f in functions])
+        taken = used | MODULES | {*self.arguments, *self.extents.values()}
+        names = distinct([unused_name(identifier(f.hint) or "function", taken) for f in functions])
         of = dict(zip([f.reference for f in functions], names, strict=True)) | {MODEL: "model"}
         renderer = Renderer(of, self.extents, self.wanted, used | MODULES)
         lines: list[str] = []
@@ -262,11 +256,6 @@ class _ModuleWriter:
         lines += ["", "", *table(tables)] if tables else []
         above = head.lines("\n".join(lines), once="once=once" in everything)
         return SourceModule("\n".join([*above, *lines]) + "\n", head.constants, head.attributes, self.deviations)
-
-    @property
-    def taken(self) -> set[str]:
-        """Names that functions at the top of the module may not have."""
-        return {*MODULES, *self.arguments, *self.extents.values()}
 
     def _fields(self, results: Sequence[Value]) -> dict[str, str]:
         """The fields of the named tuple of outputs, and their types."""
@@ -281,10 +270,9 @@ class _ModuleWriter:
         formals += ["*", "rng: jax.Array"] if self.emitter.draws else []
         signature = f"({', '.join(formals)}) -> {'Outputs' if several else 'jax.Array'}:"
         opening = [f"    {line}".rstrip() for line in self._docstring(results)]
-        own = {r: a for r, a in zip(self.references.values(), self.arguments, strict=True)} | self.extents  # noqa: C416
         unpacked, read = self._unpacked(block)
-        for (reference, argument), value in zip(own.items(), self.inputs, strict=False):
-            if reference not in read:
+        for i, (argument, value) in enumerate(pairs):
+            if f"input {i}" not in read:
                 continue
             text = f"jnp.asarray({argument}, {_jnp(_dtype(value))})"
             if value.name in defaults:
@@ -293,8 +281,9 @@ class _ModuleWriter:
                 text = f"{default} if {argument} is None else {text}"
             opening += layout(f"{argument} = {text}", 4)
         opening += unpacked
-        block.formals = "".join(map(mark, own))
-        return tidy([*renderer.function(block, signature, opening, own)])
+        names = {f"input {i}": argument for i, argument in enumerate(self.arguments)} | self.extents
+        block.formals = "".join(map(mark, names))
+        return tidy([*renderer.function(block, signature, opening, names)])
 
     def _unpacked(self, block: Block) -> tuple[list[str], set[str]]:
         """Lines that name the extents that the model reads; references that are read, those of the inputs included."""
@@ -312,13 +301,11 @@ class _ModuleWriter:
         return lines, read
 
     def _docstring(self, results: Sequence[Value]) -> list[str]:
-        lines = ['"""Apply the network.', ""]
-        lines += self._conditional()
-        lines += ["Args:"]
+        lines = ['"""Apply the network.', "", *self._conditional(), "Args:"]
         lines += ["    params: by ONNX name, as `load_params` returns them."]
-        for argument, value in zip(self.arguments, self.inputs, strict=True):
-            default = "; the file's value when left out" if value.name in self.spec.optional else ""
-            lines.append(f"    {argument}: {self._described(value)}{default}.")
+        for argument, info, value in zip(self.arguments, self.inputs, self.values, strict=True):
+            default = "; the file's value when left out" if info.name in self.spec.optional else ""
+            lines.append(f"    {argument}: {self._described(info, value)}{default}.")
         if self.emitter.draws:
             lines.append("    rng: a random key.")
         lines += ["", "Returns:"]
@@ -328,9 +315,9 @@ class _ModuleWriter:
 
     def _conditional(self) -> list[str]:
         """What the docstring says of Ifs whose branches are both traced."""
-        if not (found := self.emitter.conditional):
+        if not (deciding := self.emitter.conditional):
             return []
-        (name, *others), inputs = found, dict.fromkeys(n for names in found.values() for n in names)
+        (name, *others), inputs = deciding, dict.fromkeys(n for names in deciding.values() for n in names)
         static = ", ".join(f"'{plain(n)}': value" for n in inputs)
         return [
             f"JAX traces both branches of If '{plain(name)}'{f' and {len(others)} more' if others else ''}.",
@@ -339,27 +326,22 @@ class _ModuleWriter:
             "",
         ]
 
-    def _described(self, value: ValueInfo, result: Value | None = None) -> str:
-        """The type of an input, or of an output: the result's, with the names that the file declares for extents."""
-        kind = value.type
-        if not isinstance(kind, TensorType):
-            return "as the model declares it" if kind is None else str(kind)
-        declared, found, dtype = kind.shape, None, kind.dtype
-        if result is not None and result.dtype is not None:
-            found, dtype = result.shape, result.dtype
-        if found is not None and (declared is None or len(found) != len(declared)):
-            declared = (None,) * len(found)
-        if declared is None:
+    def _described(self, info: ValueInfo, value: Value) -> str:
+        """The type of an input or an output, with the names that the file declares for extents."""
+        if not isinstance(info.type, TensorType):
+            return "as the model declares it" if info.type is None else str(info.type)
+        dtype = info.type.dtype if value.dtype is None else value.dtype
+        computed: Any = info.shape if value.shape is None else value.shape
+        if computed is None:
             return str(dtype)
-        own = {d: self.extents[r] for r, (k, axis) in self.places.items() if (d := (self.inputs[k].shape or ())[axis])}
+        declared = info.shape if info.shape is not None and len(info.shape) == len(computed) else repeat(None)
+        names = {(self.inputs[k].shape or ())[axis]: self.extents[r] for r, (k, axis) in self.places.items()}
         shape = []
-        for axis, d in enumerate(declared):
-            unnamed = [self.extents[r] for r, (k, a) in self.places.items() if self.inputs[k] is value and a == axis]
-            if found is not None:
-                text = substituted(extent(found[axis]), self.extents.__getitem__)
-                unnamed = [text if len(text) <= 40 else "?"]
-                d = found[axis] if isinstance(found[axis], int) else None if isinstance(d, int) else d
-            shape.append(str(d) if isinstance(d, int) else own.get(d or "") or (unnamed or ["?"])[0])
+        for d, name in zip(computed, declared, strict=False):
+            text = names.get(name, "") if name else ""
+            if not text and value.shape is not None:
+                text = substituted(extent(d), self.extents.__getitem__)
+            shape.append(str(d) if isinstance(d, int) else text if 0 < len(text) <= 40 else "?")
         return f"{dtype}[{', '.join(shape)}]"
 
 
@@ -370,9 +352,3 @@ def _jnp(dtype: np.dtype) -> str:
 def _dtype(value: ValueInfo) -> np.dtype:
     assert isinstance(value.type, TensorType)
     return value.type.dtype
-
-
-def _unused(name: str, taken: set[str]) -> str:
-    while name in taken:
-        name += "_"
-    return name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keyword
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -62,9 +63,8 @@ def hint(name: str) -> str:
             plain = re.sub(r"[\W_]", "", re.sub(r"_?\d+(_\w)?$", "", word)).lower()
             if not plain or plain.isdigit() or plain in GENERIC or plain in OPERATORS | TRANSPOSED or len(word) > 40:
                 continue
-            found = identifier(word)
-            if found:
-                return found[:LONGEST].rstrip("_")
+            if name := identifier(word):
+                return name[:LONGEST].rstrip("_")
     return "h"
 
 
@@ -126,18 +126,18 @@ def dimension(variable: str | None, axis: int, rank: int) -> str:
     ('batch_size', 'batch', 'height')
     """
     usable = variable and not re.search(r"unk_|dynamic|^none$|^\?|^\d|^n$", variable.lower())
-    found = identifier(str(variable)) if usable else ""
-    if found and len(found) <= LONGEST:
-        return found
+    name = identifier(str(variable)) if usable else ""
+    if 0 < len(name) <= LONGEST:
+        return name
     spatial = {4: ("batch", "channels", "height", "width"), 3: ("batch", "channels", "length")}
     return "batch" if axis == 0 else spatial[rank][axis] if rank in spatial else f"extent_{axis}"
 
 
 def distinct(names: Sequence[str]) -> list[str]:
     """The names, with numbers where they repeat."""
-    seen: dict[str, int] = {}
-    found = []
+    seen = Counter[str]()
+    numbered = []
     for name in names:
-        seen[name] = seen.get(name, 0) + 1
-        found.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
-    return found
+        seen[name] += 1
+        numbered.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
+    return numbered

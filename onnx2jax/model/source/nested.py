@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from .code import CONSTANT, MARK, PARAM, Block, Statement, mark, references, substituted
+from .code import MARK, Block, Statement, mapped, mark, references, substituted
 from .layers import Loop
 from .names import hint, without_numbers
 
@@ -39,14 +39,8 @@ def nest(block: Block, wanted: Mapping[str, str], extents: Mapping[str, str], *,
     def name(reference: str) -> str:
         return without_numbers(wanted.get(reference, "")) or hint(reference)
 
-    def shown(reference: str) -> str:
-        for prefix, mapping in ((PARAM, "params"), (CONSTANT, "CONSTANTS")):
-            if reference.startswith(prefix):
-                return f'{mapping}["{reference.removeprefix(prefix)}"]'
-        return extents.get(reference) or name(reference)
-
     def length(text: str) -> int:
-        return len(substituted(text, shown))
+        return len(substituted(text, lambda r: mapped(r) or extents.get(r) or name(r)))
 
     uses = Counter(references(block.result))
     for statement in block.statements:

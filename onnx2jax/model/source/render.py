@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 
-from .code import CONSTANT, EXTENT, PARAM, Block, Statement, layout, references, substituted
+from .code import CONSTANT, EXTENT, PARAM, Block, Statement, layout, mapped, references, string, substituted
 from .layers import INDEX, Loop
 from .names import Identifiers, hint, without_numbers
-from .values import string
 
 FIXED = {INDEX: "i", "state": "carry", "element": "element"}
 
@@ -33,18 +33,13 @@ class Renderer:
         """A text with names for its references; without any, for a text of parameters and constants."""
 
         def name(reference: str) -> str:
-            if reference.startswith(PARAM):
-                return f"params[{string(reference.removeprefix(PARAM))}]"
-            if reference.startswith(CONSTANT):
-                return f"CONSTANTS[{string(reference.removeprefix(CONSTANT))}]"
-            return (
-                FIXED.get(reference) or self.functions.get(reference) or (names.text(reference) if names else reference)
-            )
+            fixed = mapped(reference) or FIXED.get(reference) or self.functions.get(reference)
+            return fixed or (names.text(reference) if names else reference)
 
         return substituted(text, name)
 
     def function(
-        self, block: Block, signature: str = "", opening: Sequence[str] = (), own: Mapping[str, str] | None = None
+        self, block: Block, signature: str = "", opening: Sequence[str] = (), arguments: Mapping[str, str] | None = None
     ) -> Iterator[str]:
         """The lines of a function at the top of the module.
 
@@ -52,16 +47,15 @@ class Renderer:
             block: the function.
             signature: the text behind its name; by default that of its formals.
             opening: lines between the signature and the body.
-            own: names of its arguments, by reference, if they have names already.
+            arguments: names of its arguments, by reference, if they have names already.
         """
         names = Identifiers({}, self.reserved, is_model=bool(signature))
-        if own is None:
+        if arguments is None:
             self._bind(block, names)
-        for reference, name in (own or {}).items():
+        for reference, name in (arguments or {}).items():
             names.take(reference, name)
-        name = self.functions[block.reference]
         formals = self.text(block.formals, names)
-        yield from layout(f"def {name}{signature or f'({formals}):'}", 0)
+        yield from layout(f"def {self.functions[block.reference]}{signature or f'({formals}):'}", 0)
         yield from [f'    """{block.docstring}"""'] if block.docstring else ()
         yield from opening
         yield from self._body(block, names, 4)
@@ -84,9 +78,7 @@ class Renderer:
         for k, statement in enumerate(block.statements):
             last |= dict.fromkeys(statement.reads(), k)
         last |= dict.fromkeys(references(block.result), len(block.statements))
-        for argument in block.arguments:
-            if argument not in last:
-                names.release([argument])
+        names.release(set(block.arguments) - last.keys())
         for k, statement in enumerate(block.statements):
             dying = [r for r, at in last.items() if at == k and not r.startswith((PARAM, EXTENT, CONSTANT))]
             lines = self._loop(statement, names, indent, dying) if isinstance(statement, Loop) else None
@@ -97,8 +89,7 @@ class Renderer:
         for inner in statement.blocks:
             yield from self._nested(inner, names, indent)
         text = self.text(statement.text, names)
-        names.release(dying)
-        names.release([b.reference for b in statement.blocks])
+        names.release([*dying, *(b.reference for b in statement.blocks)])
         outputs = statement.outputs
         wanted = [self._hint(o, names) or statement.hint for o in outputs]
         named = [names.bind(o, w) if o else "_" for o, w in zip(outputs, wanted, strict=True)]
@@ -117,8 +108,8 @@ class Renderer:
     def _hint(self, reference: str, names: Identifiers) -> str:
         """What a reference would like to be called; empty where its name in the file says nothing."""
         wanted = self.wanted.get(reference, "")
-        found = (wanted if names.is_model else without_numbers(wanted)) or hint(reference)
-        return found if found != "h" else ""
+        name = (wanted if names.is_model else without_numbers(wanted)) or hint(reference)
+        return name if name != "h" else ""
 
     def _nested(self, block: Block, names: Identifiers, indent: int) -> Iterator[str]:
         """A function inside of a function, which reads values around it."""
@@ -168,10 +159,5 @@ class Renderer:
 
 def tidy(lines: Sequence[str]) -> list[str]:
     """Lines without empty ones at the start of a block, or several in a row."""
-    found: list[str] = []
-    for line in lines:
-        if line or (found and found[-1] and not found[-1].endswith(":")):
-            found.append(line)
-    while found and not found[-1]:
-        found.pop()
-    return found
+    kept = [line for above, line in pairwise(["", *lines]) if line or (above and not above.endswith(":"))]
+    return kept if kept[-1] else kept[:-1]

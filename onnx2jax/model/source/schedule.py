@@ -35,17 +35,17 @@ def early(statements: Sequence[Statement], params: Mapping[str, TensorType]) -> 
     sources: dict[str, set[str]] = {}
     groups: tuple[list[Statement], list[Statement]] = [], []
     for statement in statements:
-        reads, found = statement.reads(), set[str]()
+        reads, origins = statement.reads(), set[str]()
         for reference in reads:
             if reference.startswith(PARAM):
                 shape = params[reference.removeprefix(PARAM)].shape or ()
-                found |= set() if all(d == 1 for d in shape) else {"parameter"}
+                origins |= set() if all(d == 1 for d in shape) else {"parameter"}
             elif not reference.startswith((CONSTANT, EXTENT, FUNCTION)):
-                found |= sources.get(reference, {"input"})
-        is_late = statement.heavy or not late.isdisjoint(reads) or len(found) > 1
+                origins |= sources.get(reference, {"input"})
+        is_late = statement.heavy or not late.isdisjoint(reads) or len(origins) > 1
         groups[is_late].append(statement)
         late |= set(statement.outputs) if is_late else set()
-        sources |= dict.fromkeys(statement.outputs, found)
+        sources |= dict.fromkeys(statement.outputs, origins)
     return [*groups[0], *groups[1]]
 
 
@@ -83,9 +83,8 @@ def scheduled(
             for reference in [r for r in block.reads() if r in waiting]:
                 place(waiting.pop(reference))
         place(statement)
-    for statement in [*waiting.values()]:
-        if statement.outputs[0] in waiting:
-            place(waiting.pop(statement.outputs[0]))
+    while waiting:
+        place(waiting.pop(next(iter(waiting))))
     return new
 
 
@@ -107,10 +106,10 @@ def texts(blocks: Sequence[Block]) -> Iterator[str]:
 
 def called(blocks: Sequence[Block], functions: Sequence[Block]) -> set[str]:
     """References of the functions that blocks call, directly or through others."""
-    found: set[str] = set()
+    reached: set[str] = set()
     todo = list(blocks)
     while todo:
         read = {r for t in texts([todo.pop()]) for r in references(t) if r.startswith(FUNCTION)}
-        todo += [f for f in functions if f.reference in read - found]
-        found |= read
-    return found
+        todo += [f for f in functions if f.reference in read - reached]
+        reached |= read
+    return reached

@@ -12,7 +12,7 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 
-from .code import CONSTANT, EXTENT, mark
+from .code import CONSTANT, EXTENT, mark, string
 
 INLINE: Final = 8
 """Elements up to which a constant is part of the text."""
@@ -192,12 +192,6 @@ def python(value: Any) -> str:
             return array(value)
         case _:
             raise TypeError(f"{type(value).__name__} has no text")
-
-
-def string(text: str) -> str:
-    """A string in the quotes that ruff prefers."""
-    plain = repr(text)
-    return plain if '"' in text else f'"{plain[1:-1]}"' if plain[0] == "'" and "\\'" not in plain else plain
 
 
 def array(value: np.ndarray) -> str:
