@@ -81,16 +81,16 @@ class _Folding:
 
     def _behind(self, product: Node, node: Node) -> Node | None:
         """A product whose result is scaled or shifted, as one node; None where they are others."""
-        channels = self._channels(product)
-        affine = None if channels is None else self._affine(node, product.outputs[0], *channels)
-        if channels is None or affine is None:
+        size, rank = self._channels(product)
+        affine = self._affine(node, product.outputs[0], size, rank) if size else None
+        if affine is None:
             return None
         scaled: Any = self.value(product.inputs[1])
         if np.any(affine.scale != 1):
             if self._readers[product.inputs[1]] != 1:
                 return None
-            scaled = _along(np.broadcast_to(affine.scale, channels[0]), product, scaled) * scaled.astype(np.float64)
-        return self._rewritten(product, node.outputs, scaled, affine.scale, affine.shift, channels[0], affine.name)
+            scaled = _along(np.broadcast_to(affine.scale, size), product, scaled) * scaled.astype(np.float64)
+        return self._rewritten(product, node.outputs, scaled, affine, size)
 
     def _in_front(self, before: Node, conv: Node) -> Node | None:
         """A convolution without padding of a normalised input, as one node; None where they are others."""
@@ -112,19 +112,21 @@ class _Folding:
         exact = weight.astype(np.float64)
         added = (exact * shift).sum(tuple(range(1, weight.ndim)))
         conv = with_inputs(conv, {conv.inputs[0]: affine.data})
-        return self._rewritten(conv, conv.outputs, exact * scale, 1.0, added, len(weight), affine.name)
+        affine = affine._replace(scale=1.0, shift=added)
+        return self._rewritten(conv, conv.outputs, exact * scale, affine, len(weight))
 
     def _rewritten(
-        self, product: Node, outputs: tuple[str, ...], weight: np.ndarray, scale: Any, shift: Any, size: int, like: str
+        self, product: Node, outputs: tuple[str, ...], weight: np.ndarray, affine: _Affine, size: int
     ) -> Node | None:
         """The product with another weight, and its bias scaled and shifted; None where numbers would be lost."""
         stored: Any = self.value(product.inputs[1])
         name = product.inputs[2] if len(product.inputs) > 2 else ""
         bias: Any = self.value(name) if name else np.zeros((), stored.dtype)
-        moved = np.broadcast_to(bias.astype(np.float64) * scale + shift, (size,))
+        scaled = bias.astype(np.float64) * affine.scale
+        moved = np.broadcast_to(scaled + affine.shift, (size,))
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             new = [v.astype(stored.dtype) for v in (weight, moved)]
-        largest, most = abs(new[0].astype(np.float64)).max(initial=0), abs(bias.astype(np.float64) * scale)
+        largest, most = abs(new[0].astype(np.float64)).max(initial=0), abs(scaled)
         if not is_foldable(largest, new[1], most) or np.any((new[0] == 0) & (weight != 0)):
             return None
         if weight is not stored:
@@ -132,32 +134,33 @@ class _Folding:
         if not name and not np.any(moved):
             return replace(product, outputs=outputs)
         if not name or self._readers[name] != 1:
-            name = like if self._readers[like] == 1 else unused_name(f"{product.inputs[1]}.bias", self._taken)
+            reused = self._readers[affine.name] == 1
+            name = affine.name if reused else unused_name(f"{product.inputs[1]}.bias", self._taken)
             self._taken.add(name)
         self.new[name] = owned(new[1])
         self._readers[name] = 1
         return replace(product, inputs=(*product.inputs[:2], name), outputs=outputs)
 
-    def _channels(self, node: Node) -> tuple[int, int, int] | None:
-        """Of a product by a constant weight: its channels, the rank of its result, and their axis; None of others."""
+    def _channels(self, node: Node) -> tuple[int, int]:
+        """Of a product by a constant weight: its channels, on axis 1, and the rank of its result; (0, 0) of others."""
         if node.domain or node.op_type not in ("Conv", "ConvTranspose", "Gemm"):
-            return None
+            return 0, 0
         weight, bias = self.value(node.inputs[1]), node.inputs[2] if len(node.inputs) > 2 else ""
         added = self.value(bias) if bias else None
         if weight is None or not _is_floating(weight) or (bias and added is None):
-            return None
+            return 0, 0
         if node.op_type == "Gemm":
             if node.opset < 7 or node.attributes.get("beta", 1.0) != 1 or (added is not None and added.ndim > 1):
-                return None
-            return weight.shape[0 if node.attributes.get("transB", 0) else 1], 2, 1
+                return 0, 0
+            return weight.shape[0 if node.attributes.get("transB", 0) else 1], 2
         size = len(weight) if node.op_type == "Conv" else weight.shape[1] * int(node.attributes.get("group", 1))
-        return size, weight.ndim, 1
+        return size, weight.ndim
 
-    def _affine(self, node: Node, data: str, channels: int, rank: int, axis: int) -> _Affine | None:
+    def _affine(self, node: Node, data: str, channels: int, rank: int) -> _Affine | None:
         """What a node does to the channels of ``data``; None where that is anything else."""
-        found = self._normalization(node)
-        if found is not None:
-            return found if found.data == data and found.scale.size == channels else None
+        affine = self._normalization(node)
+        if affine is not None:
+            return affine if affine.data == data and affine.scale.size == channels else None
         if node.domain or node.op_type not in ARITHMETIC or len(node.inputs) != 2 or node.opset < 7:
             return None
         first = node.inputs[0] == data
@@ -167,8 +170,8 @@ class _Folding:
         value = self.value(name)
         if value is None or not _is_floating(value) or value.ndim > rank:
             return None
-        extents = (1,) * (rank - value.ndim) + value.shape
-        if any(n != 1 and (i != axis or n != channels) for i, n in enumerate(extents)):
+        extents, along = (1,) * (rank - value.ndim) + value.shape, (1, channels, *(1,) * (rank - 2))
+        if any(n not in (1, m) for n, m in zip(extents, along, strict=False)):
             return None
         by = value.astype(np.float64).reshape(-1)
         if node.op_type in ("Add", "Sub"):

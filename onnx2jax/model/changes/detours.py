@@ -5,7 +5,7 @@ before:   x -> [node] -> y                       after:   x -> [node] -> y/befor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
@@ -16,10 +16,11 @@ from ...errors import UnsupportedError
 from ...ir import analysis
 from ...ir.graph import Graph, Node
 from ...ops.registry import resolve
-from ...proto.messages import AttributeProto, TensorProto, normal_domain
+from ...proto.messages import TensorProto, normal_domain
 from ...proto.tensors import from_array
 from ..model import Model
 from .dtype import computed_again
+from .rewritten import node_message, rename_ends
 
 OLDEST: Final = 7
 """The first opset whose arithmetic broadcasts as it does today."""
@@ -71,18 +72,14 @@ def opset_of(model: Model) -> int:
 
 def detoured(graph: Graph, detours: Sequence[Detour], opset: int) -> Graph:
     """The graph with the nodes inserted."""
-    by_value = {d.value: d for d in detours}
-
-    def nodes() -> Iterable[Node]:
-        for node in graph.nodes:
-            found = [by_value[v] for v in node.outputs if v in by_value]
-            outputs = tuple(by_value[v].before if v in by_value else v for v in node.outputs)
-            yield replace(node, outputs=outputs) if found else node
-            for detour in found:
-                yield from (_node(step, opset) for step in detour.nodes)
-
+    by_value, nodes = {d.value: d for d in detours}, list[Node]()
+    for node in graph.nodes:
+        behind = [by_value[v] for v in node.outputs if v in by_value]
+        outputs = tuple(by_value[v].before if v in by_value else v for v in node.outputs)
+        nodes.append(replace(node, outputs=outputs) if behind else node)
+        nodes += (_node(step, opset) for d in behind for step in d.nodes)
     added = {n: v for d in detours for n, v in d.initializers.items()}
-    return replace(graph, nodes=tuple(nodes()), initializers={**graph.initializers, **added})
+    return replace(graph, nodes=tuple(nodes), initializers={**graph.initializers, **added})
 
 
 def _node(step: InsertedNode, opset: int) -> Node:
@@ -106,23 +103,13 @@ def with_detours(model: Model, detours: Sequence[Detour]) -> Model:
 
 def _write(detours: Sequence[Detour], opset: int, message: Any) -> None:
     """Insert the nodes into a ModelProto."""
-    by_value, graph = {d.value: d for d in detours}, message.graph
-    nodes = list(graph.node)
+    by_value, graph, nodes = {d.value: d for d in detours}, message.graph, []
+    for node in graph.node:
+        behind = [by_value[v] for v in node.output if v in by_value]
+        rename_ends(node, {}, {d.value: d.before for d in behind})
+        nodes += [node, *(node_message(_node(step, opset)) for d in behind for step in d.nodes)]
     del graph.node[:]
-    for node in nodes:
-        graph.node.append(node)
-        copied = graph.node[-1]
-        found = [by_value[v] for v in node.output if v in by_value]
-        for detour in found:
-            copied.output[list(copied.output).index(detour.value)] = detour.before
-            for spec in (s for entry in copied.device_configurations for s in entry.sharding_spec):
-                if spec.tensor_name == detour.value:
-                    spec.tensor_name = detour.before
-            for step in detour.nodes:
-                outputs = [step.output or step.name]
-                added = graph.node.add(op_type=step.op_type, name=step.name, input=step.inputs, output=outputs)
-                for name, value in step.attributes.items():
-                    added.attribute.add(name=name, type=AttributeProto.INT, i=value)
+    graph.node.extend(nodes)
     for detour in detours:
         graph.initializer.extend(TensorProto(**from_array(v, n)) for n, v in detour.initializers.items())
     if all(normal_domain(o.domain) for o in message.opset_import):

@@ -33,12 +33,12 @@ def compute_dtype(dtype: Any, outputs: str) -> np.dtype | None:
             f"alone, or inner values: convert(...).cut(outputs={outputs!r})"
         )
     try:
-        found = None if dtype is None else np.dtype(jnp.dtype(dtype))
+        computed = None if dtype is None else np.dtype(jnp.dtype(dtype))
     except TypeError:
-        found = np.dtype(object)
-    if found is not None and found not in HALF and found not in NARROWER:
+        computed = np.dtype(object)
+    if computed is not None and computed not in HALF and computed not in NARROWER:
         raise InputTypeError(f"dtype is {dtype!r}; a model computes in 'bfloat16', 'float16', 'float32' or 'float64'")
-    return found
+    return computed
 
 
 def with_dtype(imported: Imported, dtype: np.dtype | None, outputs: bool, float32: Sequence[str]) -> Imported:
@@ -65,13 +65,13 @@ def with_dtype(imported: Imported, dtype: np.dtype | None, outputs: bool, float3
 def _named(graph: Graph, patterns: Sequence[str]) -> set[str]:
     """The names of the nodes that match a pattern or equal it."""
     names = [node.name for node in graph.nodes]
-    found = by_pattern(patterns, names)
-    if missed := [p for p in found if not found[p]]:
+    matches, missed = by_pattern(patterns, names)
+    if missed:
         raise InputNameError(
             f"float32: no node of the main graph is named {', '.join(map(repr, missed))}"
             f"{did_you_mean(missed, names)}; model.graph.nodes lists them"
         )
-    return set().union(*found.values())
+    return matches
 
 
 def with_declared(graph: Graph, names: Collection[str], dtype: np.dtype) -> Graph:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -10,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from ...eval.known_values import Values
+from ...ir.analysis import read_counts
 from ...ir.graph import Graph, Node
 from ...ir.siblings import application, by_bits
 from .constants import KEPT, SMALL, is_pure
@@ -24,17 +24,15 @@ def without_no_ops(graph: Graph, values: Values) -> Graph:
     What a graph inside a node captures keeps its name, so such a node stays; and so does one between an input, or an
     initializer, and an output of the graph.
     """
-    readers = Counter(n for node in graph.nodes for n in node.reads)
-    readers.update(v.name for v in graph.outputs)
-    held = {v.name for v in graph.outputs}.union(*(node.captures for node in graph.nodes))
+    readers, fixed = read_counts(graph), _fixed_names(graph)
     renamed, nodes, producers = dict[str, str](), list[Node](), dict[str, Node]()
     for node in graph.nodes:
         node = with_inputs(node, renamed)
         node = _merged(node, producers, readers)
         source, output = _source(node, values, readers), node.outputs[0] if node.outputs else ""
-        if source and output and output not in held:
+        if source and output and output not in fixed:
             renamed[output] = source
-        elif source and source in producers and source not in held and not producers[source].graphs:
+        elif source and source in producers and source not in fixed and not producers[source].graphs:
             renamed[source] = output  # an output of the graph keeps its name
             producer = producers[source]
             outputs = tuple(output if n == source else n for n in producer.outputs)
@@ -45,6 +43,11 @@ def without_no_ops(graph: Graph, values: Values) -> Graph:
             nodes.append(node)
             producers.update((n, node) for n in node.outputs if n)
     return replace(graph, nodes=tuple(nodes))
+
+
+def _fixed_names(graph: Graph) -> set[str]:
+    """Names that stay: of outputs of the graph, and of what graphs inside nodes capture."""
+    return {v.name for v in graph.outputs}.union(*(node.captures for node in graph.nodes))
 
 
 def with_inputs(node: Node, names: Mapping[str, str]) -> Node:
@@ -58,7 +61,7 @@ def _source(node: Node, values: Values, readers: Mapping[str, int]) -> str:
     """The input that the first output of a node equals; empty where there is none, or other outputs are read."""
     if node.domain or not node.inputs or any(readers[n] for n in node.outputs[1:] if n):
         return ""
-    source, given = node.inputs[0], node.attributes
+    source = node.inputs[0]
     match node.op_type:
         case "Identity":
             is_same = True
@@ -68,7 +71,7 @@ def _source(node: Node, values: Values, readers: Mapping[str, int]) -> str:
             training = operand(node, 2, values)
             is_same = node.opset >= 7 and (node.opset < 12 or (training is not None and not training.any()))
         case "Pad":
-            pads = operand(node, 1, values) if len(node.inputs) > 1 else given.get("pads")
+            pads = operand(node, 1, values) if len(node.inputs) > 1 else node.attributes.get("pads")
             is_same = pads is not None and not np.any(pads)
         case "Slice":
             steps = operand(node, 4, values)
@@ -129,21 +132,19 @@ def without_duplicates(graph: Graph, constants: Mapping[str, np.ndarray]) -> Gra
         constants: the current values of those of its initializers that no caller can override, and that are no
             parameters: each of these stays one of its own.
     """
-    held = {v.name for v in graph.outputs}.union(*(node.captures for node in graph.nodes))
-    renamed, nodes, first = dict[str, str](), list[Node](), dict[Any, str | Node]()
+    fixed = _fixed_names(graph)
+    arrays, applications = dict[Any, str](), dict[Any, Node]()
+    renamed, nodes = dict[str, str](), list[Node]()
     for name, value in constants.items():
-        if name not in held and value.nbytes <= SMALL and not value.dtype.hasobject:
-            same = first.setdefault(by_bits(value), name)
-            if same != name:
-                renamed[name] = str(same)
+        if name not in fixed and value.nbytes <= SMALL and not value.dtype.hasobject:
+            first = arrays.setdefault(by_bits(value), name)
+            if first != name:
+                renamed[name] = first
     for node in graph.nodes:
-        node = with_inputs(node, renamed)
-        same = (
-            first.setdefault(application(node, node.inputs), node)
-            if is_pure(node) and node.op_type not in KEPT
-            else node
-        )
-        if same is not node and isinstance(same, Node) and _covers(same, node) and held.isdisjoint(node.outputs):
+        node = same = with_inputs(node, renamed)
+        if is_pure(node) and node.op_type not in KEPT:
+            same = applications.setdefault(application(node, node.inputs), node)
+        if same is not node and _covers(same, node) and fixed.isdisjoint(node.outputs):
             renamed.update((n, m) for n, m in zip(node.outputs, same.outputs, strict=False) if n)
         else:
             nodes.append(node)

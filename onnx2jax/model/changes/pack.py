@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
-from ...ir.graph import Graph, Imported, Node
+from ...ir.analysis import read_counts
+from ...ir.graph import Graph, Imported, Node, ancestors
 from ...ops import registry
 from ...proto.mapped import load
 from ...proto.messages import unused_name
@@ -30,16 +30,17 @@ def with_packed(imported: Imported) -> Imported:
     graph = imported.graph
     initializers, nodes = dict(graph.initializers), list(graph.nodes)
     producers = {v: n for n in nodes for v in n.outputs}
-    readers = Counter(v for g in graph.walk() for n in g.nodes for v in n.reads)
-    readers.update(v.name for v in graph.outputs)
+    readers = read_counts(graph)
     taken = {n for g in graph.walk() for n in g.defines}
     for i, node in enumerate(graph.nodes):
-        found = _quantized_operand(graph, node, producers, readers)
-        if found is not None:
-            packed = {unused_name(n, taken - {found.name}, ".packed"): v for n, v in found.packed().items()}
+        matrix = _quantized_operand(graph, node, producers, readers)
+        if matrix is not None:
+            packed = {unused_name(n, taken - {matrix.name}, ".packed"): v for n, v in matrix.packed().items()}
             initializers |= packed
-            nodes[i] = found.product(node, list(packed))
-    return with_nodes(imported, _without_unread(nodes, {v.name for v in graph.outputs}), initializers)
+            nodes[i] = matrix.product(node, list(packed))
+    others = (n.outputs for n in nodes if n.op_type not in ("DequantizeLinear", "Transpose"))
+    read = ancestors(nodes, {v.name for v in graph.outputs}.union(*others))
+    return with_nodes(imported, read, initializers)
 
 
 def with_nodes(imported: Imported, nodes: Sequence[Node], initializers: Mapping[str, Any]) -> Imported:
@@ -75,13 +76,13 @@ class _QuantizedMatrix:
         """Weight, scales and, unless they are the middle of the range, zero points, in the format of MatMulNBits."""
         columns, blocks = self.numbers.shape[1], self.scales.shape[1]
         whole = np.pad(self.numbers, ((0, 0), (0, blocks * self.block - columns)))
-        found = {
+        arrays = {
             self.name: _pack_bits(whole, self.bits).reshape(len(whole), blocks, -1),
             f"{self.name}.scales": np.ascontiguousarray(self.scales),
         }
         if (self.zeros != 2 ** (self.bits - 1)).any():
-            found[f"{self.name}.zero_points"] = _pack_bits(self.zeros, self.bits)
-        return found
+            arrays[f"{self.name}.zero_points"] = _pack_bits(self.zeros, self.bits)
+        return arrays
 
     def product(self, node: Node, packed: list[str]) -> Node:
         """The MatMulNBits in place of a node; ``packed`` are the names of ``self.packed()``."""
@@ -124,8 +125,8 @@ def _quantized_operand(
 
 def _is_plain(graph: Graph, node: Node) -> bool:
     """Whether a node computes just a product and a bias, without devices assigned to it."""
-    given = node.attributes
-    if node.devices or given.get("transA", 0) or given.get("alpha", 1.0) != 1 or given.get("beta", 1.0) != 1:
+    get = node.attributes.get
+    if node.devices or get("transA", 0) or get("alpha", 1.0) != 1 or get("beta", 1.0) != 1:
         return False
     bias = node.inputs[2] if len(node.inputs) > 2 else ""
     return not bias or (bias in graph.initializers and graph.initializers[bias].ndim == 1)
@@ -134,18 +135,17 @@ def _is_plain(graph: Graph, node: Node) -> bool:
 def _quantized_matrix(name: str, producer: Node, operands: list[Any], transposed: bool) -> _QuantizedMatrix | None:
     """The operands of a DequantizeLinear as a matrix; ``transposed`` if they are stored as [out, in]."""
     weight, scale, zero = (*operands, None)[:3]
-    bits = BITS.get(weight.dtype.name)
-    given = producer.attributes
-    if bits is None or weight.ndim != 2 or given.get("output_dtype", 0) or scale.dtype.itemsize not in (2, 4):
+    bits, attributes = BITS.get(weight.dtype.name), producer.attributes
+    if bits is None or weight.ndim != 2 or attributes.get("output_dtype", 0) or scale.dtype.itemsize not in (2, 4):
         return None
     middle = 0 if weight.dtype.name[0] == "u" else 2 ** (bits - 1)
     zero = np.zeros(scale.shape, np.int16) if zero is None else zero.astype(np.int16)
-    numbers, axis = weight.astype(np.int16) + middle, given.get("axis", 1) % 2
+    numbers, axis = weight.astype(np.int16) + middle, attributes.get("axis", 1) % 2
     if not transposed:
         numbers, axis = numbers.T, 1 - axis  # now axis 0 is the product's columns
     rows, columns = numbers.shape
     if scale.ndim == 2:
-        block = given.get("block_size", 0)
+        block = attributes.get("block_size", 0)
         parts = (v if transposed else v.T for v in (scale, zero))
         if axis != 1 or block < 16 or block & (block - 1):
             return None
@@ -166,15 +166,3 @@ def _pack_bits(numbers: np.ndarray, bits: int) -> np.ndarray:
     shifted = whole << (np.arange(per, dtype=np.uint8) * np.uint8(bits))
     joined: np.ndarray = np.bitwise_or.reduce(shifted, axis=-1).astype(np.uint8)
     return joined
-
-
-def _without_unread(nodes: list[Node], wanted: set[str]) -> list[Node]:
-    """The nodes without DequantizeLinear and Transpose nodes whose outputs have no reader left."""
-    kept: list[Node] = []
-    read = set(wanted)
-    for node in reversed(nodes):
-        if node.op_type in ("DequantizeLinear", "Transpose") and read.isdisjoint(node.outputs):
-            continue
-        kept.append(node)
-        read.update(node.reads)
-    return kept[::-1]

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from typing import Any, Final
 
 from ...errors import InputNameError, InputTypeError, ModelError, did_you_mean, names_list
@@ -39,24 +40,24 @@ def cut(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> Graph:
         raise InputNameError(
             f"the main graph has no value {', '.join(map(repr, unknown))}{hint(graph, unknown, graph.defines)}"
         )
-    nodes = tuple(_without(inputs, node) for node in ancestors(graph.nodes, wanted, given=inputs))
+    nodes = tuple(_without_outputs(inputs, node) for node in ancestors(graph.nodes, wanted, given=inputs))
     reads = {*wanted, *(n for node in nodes for n in node.reads)} | set(inputs)
     known = {v.name: v for v in (*graph.value_info.values(), *graph.inputs, *graph.outputs)}
-    own = [v for v in graph.inputs if v.name in reads and v.name not in inputs]
+    others = [v for v in graph.inputs if v.name in reads and v.name not in inputs]
     return replace(
         graph,
-        inputs=(*(known.get(n, ValueInfo(n)) for n in inputs), *own),
+        inputs=(*(known.get(n, ValueInfo(n)) for n in inputs), *others),
         outputs=tuple(known.get(n, ValueInfo(n)) for n in wanted),
         initializers={n: v for n, v in graph.initializers.items() if n in reads and n not in inputs},
         nodes=nodes,
     )
 
 
-def _without(given: Sequence[str], node: Node) -> Node:
-    """The node with its given outputs renamed; it stays for another output."""
-    if set(given).isdisjoint(node.outputs):
+def _without_outputs(names: Sequence[str], node: Node) -> Node:
+    """The node with some of its outputs renamed; it stays for another output."""
+    if set(names).isdisjoint(node.outputs):
         return node
-    return replace(node, outputs=tuple(PASSED.format(n) if n in given else n for n in node.outputs))
+    return replace(node, outputs=tuple(PASSED.format(n) if n in names else n for n in node.outputs))
 
 
 def hint(graph: Graph, unknown: Sequence[str], values: Iterable[str]) -> str:
@@ -77,9 +78,10 @@ def node_outputs(graph: Graph) -> list[str]:
     return [n for node in graph.nodes for n in node.outputs if n]
 
 
-def by_pattern(patterns: Iterable[str], names: Sequence[str]) -> dict[str, set[str]]:
-    """For each pattern the names that match it or equal it."""
-    return {p: {n for n in names if n == p or fnmatchcase(n, p)} for p in patterns}
+def by_pattern(patterns: Iterable[str], names: Sequence[str]) -> tuple[set[str], list[str]]:
+    """The names that match a pattern or equal it, and the patterns that match none."""
+    matches = {p: {n for n in names if n == p or fnmatchcase(n, p)} for p in patterns}
+    return set().union(*matches.values()), [p for p, matched in matches.items() if not matched]
 
 
 def matching(graph: Graph, patterns: str | Iterable[str]) -> list[str]:
@@ -88,17 +90,15 @@ def matching(graph: Graph, patterns: str | Iterable[str]) -> list[str]:
     Raises:
         InputNameError: a pattern matches none of them.
     """
-    patterns = names_list(patterns)
     names = node_outputs(graph)
-    found = by_pattern(patterns, names)
-    if missed := [p for p in patterns if not found[p]]:
+    matches, missed = by_pattern(names_list(patterns), names)
+    if missed:
         shown = ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
         raise InputNameError(
             f"no node output of the main graph matches {', '.join(map(repr, missed))}; the outputs are {shown}"
             f"{hint(graph, missed, names)}"
         )
-    chosen = set().union(*found.values())
-    return [n for n in names if n in chosen]
+    return [n for n in names if n in matches]
 
 
 def with_outputs(model: Any, names: Sequence[str]) -> Any:
@@ -171,12 +171,12 @@ def replaced(graph: Graph, functions: Mapping[str, Callable[[Any], Any]]) -> Gra
     nodes: list[Node] = []
     for node in graph.nodes:
         steps: list[Node] = []
-        outputs = list(node.outputs)
-        for k, name in enumerate(node.outputs):
+        outputs: list[str] = []
+        for name in node.outputs:
             chain = [functions[p] for p, names in matched.items() if name in names]
             stages = [*(f"{name}/before{i or ''}" for i in range(len(chain))), name]
-            outputs[k] = stages[0]
-            for function, before, after in zip(chain, stages, stages[1:], strict=False):
+            outputs.append(stages[0])
+            for function, (before, after) in zip(chain, pairwise(stages), strict=True):
                 attributes = {"function": function}
                 steps.append(Node(before, "Replace", PRIVATE, 1, (before,), (after,), attributes, REPLACE))
         nodes += [replace(node, outputs=tuple(outputs)), *steps] if steps else [node]

@@ -218,9 +218,9 @@ def _output_axis(value: ValueInfo, rebatch: bool | Mapping[str, int], variables:
     if isinstance(rebatch, Mapping) and value.name in rebatch:
         return _axis(value, rebatch[value.name])
     dims = list(enumerate(value.shape or ()))
-    found = [i for i, d in dims if d in variables] or [i for i, d in dims if d == size]
-    if len(found) == 1:
-        return found[0]
+    axes = [i for i, d in dims if d in variables] or [i for i, d in dims if d == size]
+    if len(axes) == 1:
+        return axes[0]
     if isinstance(rebatch, Mapping) and value.shape != ():
         raise RebatchError(
             f"which axis of output {value} is the batch? Name it as well: convert(..., rebatch={{{value.name!r}: axis, "

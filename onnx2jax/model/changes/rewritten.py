@@ -88,7 +88,7 @@ class Rewriting:
         value = partial(AttributeProto, name="value", type=AttributeProto.TENSOR)
         nodes = [NodeProto(op_type="Constant", output=[n], attribute=[value(t=arrays[n])]) for n in sorted(self.lifted)]
         for node in sorted(graph.node, key=lambda n: not _is_constant(n)):  # they may have readers before them now
-            nodes += (node, *(_message(self.added[o]) for o in node.output if o in self.added))
+            nodes += (node, *(node_message(self.added[o]) for o in node.output if o in self.added))
         del graph.node[:]
         graph.node.extend(nodes)
         drop_unread(graph)
@@ -101,14 +101,11 @@ class Rewriting:
             edit = next((self.edits[o] for o in node.output if o in self.edits), None)
             if edit is None:
                 continue
-            inputs = [edit.inputs.get(n, n) for n in node.input]
+            rename_ends(node, edit.inputs, edit.outputs)
             if edit.more:
-                while inputs and not inputs[-1]:
-                    inputs.pop()
-            node.input[:] = [*inputs, *edit.more]
-            node.output[:] = [edit.outputs.get(n, n) for n in node.output]
-            for spec in (s for entry in node.device_configurations for s in entry.sharding_spec):
-                spec.tensor_name = {**edit.inputs, **edit.outputs}.get(spec.tensor_name, spec.tensor_name)
+                while node.input and not node.input[-1]:
+                    node.input.pop()
+                node.input.extend(edit.more)
             keep(node.attribute, lambda a, edit=edit: a.name not in edit.attributes)  # type: ignore[misc]
             for attribute in node.attribute:
                 for rewriting, message in zip(edit.graphs.get(attribute.name, ()), graphs_of(attribute), strict=True):
@@ -142,8 +139,17 @@ def _edit(before: Node, after: Node) -> _Edit:
     )
 
 
-def _message(node: Node) -> Any:
-    """A new node, whose attributes are integers."""
+def rename_ends(node: Any, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> None:
+    """Rename inputs and outputs of a NodeProto, in its shardings too."""
+    node.input[:] = [inputs.get(n, n) for n in node.input]
+    node.output[:] = [outputs.get(n, n) for n in node.output]
+    names = {**inputs, **outputs}
+    for spec in (s for entry in node.device_configurations for s in entry.sharding_spec):
+        spec.tensor_name = names.get(spec.tensor_name, spec.tensor_name)
+
+
+def node_message(node: Node) -> Any:
+    """A new node, whose attributes are integers, as a NodeProto."""
     integers = [AttributeProto(name=n, type=AttributeProto.INT, i=v) for n, v in node.attributes.items()]
     return NodeProto(name=node.name, op_type=node.op_type, input=node.inputs, output=node.outputs, attribute=integers)
 

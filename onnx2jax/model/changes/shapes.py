@@ -46,8 +46,8 @@ def with_new_shapes(model: Any, changes: Mapping[str, Any]) -> Any:
     every = {**model.changed(), **changes}
     undeclared = tuple(_declared(v, None) if v.name in stale else v for v in graph.outputs)
     spec = model.spec.with_graph(replace(changed, outputs=undeclared), changes=every)
-    found = _computed(model._replace(spec.of_group()), shapes)
-    outputs = tuple(_declared(v, found.get(v.name)) if v.name in stale else v for v in graph.outputs)
+    computed = _computed(model._replace(spec.of_group()), shapes)
+    outputs = tuple(_declared(v, computed.get(v.name)) if v.name in stale else v for v in graph.outputs)
     write = partial(_write, shapes, {v.name: v.shape for v in outputs if v.name in stale and v.shape}, stale)
     return model._replace(
         model.spec.with_graph(
@@ -70,13 +70,13 @@ def _computed(model: Any, shapes: Shapes) -> dict[str, tuple[int, ...]]:
             return _computed_for(model, size)
         except OperatorError as e:
             error = e
-    given = ", ".join(f"{n} {list(s)}" for n, s in shapes.items())
+    listed = ", ".join(f"{n} {list(s)}" for n, s in shapes.items())
     reason = str(error).removesuffix(f"\n{CURE}")
     refusing = [node for node in model.graph.nodes if reason.startswith(str(node))]
     others = [n for node in refusing for n in node.inputs if n in model.types and n not in shapes]
     fixes = [f"\nGive {n!r} a new shape as well: with_params({{..., {n!r}: ...}}, new_shapes=True)" for n in others[:1]]
     raise InputShapeError(
-        f"the graph cannot compute with parameters of these shapes ({given}): {reason}{''.join(fixes)}"
+        f"the graph cannot compute with parameters of these shapes ({listed}): {reason}{''.join(fixes)}"
     ) from error
 
 
