@@ -15,7 +15,7 @@ from ..ir.graph import Node
 from ..ops.arrays import is_traced
 from ..ops.registry import Operator, Shards
 from ..proto.devices import Sharding
-from .rules import Constraint, entries
+from .rules import Constraint
 
 Axes = tuple[tuple[str, ...], ...]
 """For each split of a sharding, the mesh axes that it is over, outermost first."""
@@ -36,7 +36,7 @@ def factored(sharding: Sharding, axes: Axes, shape: tuple[Any, ...]) -> tuple[tu
     by_axis = _by_axis(sharding, len(shape))
     for axis, extent in enumerate(shape):
         splits = by_axis.get(axis, [])
-        spec += [entries(axes[i]) for i in splits] or [None]
+        spec += [axes[i] for i in splits] or [None]
         if len(splits) < 2:
             factored.append(extent)
             continue

@@ -27,7 +27,8 @@ from ..ops.arrays import is_traced
 from ..ops.registry import Shards
 from . import heads, product_rules
 from .propagation import Begin, Key, Rule, ShardedAxes, ValueFacts, Walk, key, moving, nothing
-from .rules import Arrays, Constraint, Placement, Rules, Shardings, check_patterns, entries, fitting, own_rules
+from .put import mesh_axes
+from .rules import Arrays, Constraint, Placement, Rules, Shardings, check_patterns, fitting, own_rules
 from .stages import AXIS
 
 KINDS: Final = ("data", "fsdp", "tensor", "data+tensor", "fsdp+tensor")
@@ -105,9 +106,8 @@ def mesh_of(shardings: Rules | str | Plan | None, stages: int | None = None) -> 
     """
     plan = as_plan(shardings)
     specs = (plan.rules if plan else own_rules(shardings)).values()
-    named = [e if isinstance(e, tuple) else (e,) for spec in specs if isinstance(spec, PartitionSpec) for e in spec]
-    names = dict.fromkeys([*(plan.axes if plan else ()), *(n for e in named for n in e if isinstance(n, str))])
-    first, *others = names or ("data",)
+    of_rules = (a for spec in specs if isinstance(spec, PartitionSpec) for entry in spec for a in mesh_axes(entry))
+    first, *others = dict.fromkeys([*(plan.axes if plan else ()), *of_rules]) or ("data",)
     axes = {} if stages is None else {AXIS: stages}
     axes[first] = jax.device_count() // (stages or 1)
     for name in others:
@@ -195,16 +195,15 @@ def _spec(shape: Sequence[int], mesh: Mesh, plan: Plan, axis: int | None) -> Par
     if plan.fsdp and math.prod(shape) > 1:
         parts = mesh.shape[plan.data]
         left = [n // mesh.shape[plan.model] if i == axis else n for i, n in enumerate(shape)]
-        divisible = [i for i, n in enumerate(left) if n % parts == 0]
-        if divisible:
+        if divisible := [i for i, n in enumerate(left) if n % parts == 0]:
             best = max(divisible, key=lambda i: (i != axis, left[i]))
             axes[best] = (*axes[best], plan.data)
-    return _trimmed([entries(a) for a in axes])
+    return _trimmed(axes)
 
 
 def _trimmed(spec: list[Any]) -> PartitionSpec:
     """The spec without the last axes that are not sharded."""
-    while spec and spec[-1] is None:
+    while spec and not spec[-1]:
         spec.pop()
     return PartitionSpec(*spec)
 
@@ -217,7 +216,7 @@ def _reason(name: str, shape: Sequence[int], spec: PartitionSpec, plan: Plan, me
     if plan.tensor and name not in sharded.weights:
         reason = sharded.reasons.get(name, "it belongs to a subgraph")
         why.append(f"is not sharded over {plan.model!r}: {reason}")
-    if plan.fsdp and plan.data not in [a for e in spec for a in (e if isinstance(e, tuple) else (e,))]:
+    if plan.fsdp and plan.data not in [a for entry in spec for a in mesh_axes(entry)]:
         parts = mesh.shape[plan.data]
         why.append(f"is not sharded over {plan.data!r}: no axis of {list(shape)} is a multiple of {parts}")
     return "; it ".join(why)
@@ -303,8 +302,7 @@ class PlanConstraints(Constraint):
 
 def _without(spec: PartitionSpec, axis: str) -> PartitionSpec:
     """The spec without one of its mesh axes."""
-    axes = [tuple(a for a in (e if isinstance(e, tuple) else (e,)) if a not in (axis, None)) for e in spec]
-    return PartitionSpec(*map(entries, axes))
+    return PartitionSpec(*(tuple(a for a in mesh_axes(entry) if a != axis) for entry in spec))
 
 
 def pairs(graph: Graph, weights: Mapping[str, Any], parts: int) -> ShardedAxes:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, Sharding
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from .. import compat
 from ..errors import ShardingError
@@ -42,29 +43,28 @@ def by_parts(
     shape: tuple[int, ...], dtype: Any, sharding: Sharding, read: Callable[[tuple[slice, ...]], Any]
 ) -> jax.Array:
     """A JAX array of the shards that ``read`` returns for their slices; replicated shards are read once."""
-    found: dict[Any, np.ndarray] = {}
 
-    def part(index: tuple[slice, ...] | None) -> np.ndarray:
-        assert index is not None
-        bounds = _bounds(index, shape)
-        if bounds not in found:
-            found[bounds] = np.asarray(read(tuple(slice(*b) for b in bounds)), order="C")
-        return found[bounds]
+    @cache
+    def part(bounds: tuple[tuple[int, int], ...]) -> np.ndarray:
+        return np.asarray(read(tuple(slice(*b) for b in bounds)), order="C")
 
-    return jax.make_array_from_callback(shape, sharding, part, dtype=dtype)
+    return jax.make_array_from_callback(shape, sharding, lambda index: part(_bounds(index, shape)), dtype=dtype)
 
 
-def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+def _bounds(index: Any, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     """Start and end of a shard along each axis."""
     return tuple(s.indices(n)[:2] for s, n in zip(index, shape, strict=True))
 
 
+def mesh_axes(entry: Any) -> tuple[str, ...]:
+    """The mesh axes of an entry of a PartitionSpec."""
+    return entry if isinstance(entry, tuple) else (entry,) if isinstance(entry, str) else ()
+
+
 def share(sharding: NamedSharding, extent: int) -> tuple[int, int]:
     """The number of shards along the first axis, and how many of them belong to this process."""
-    entry = sharding.spec[0] if sharding.spec else None
-    axes = entry if isinstance(entry, tuple) else (entry,) if entry else ()
-    parts = math.prod(sharding.mesh.shape[a] for a in axes)
-    rows = NamedSharding(sharding.mesh, type(sharding.spec)(entry))
+    rows = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:1]))
+    parts = math.prod(rows.mesh.shape[a] for entry in rows.spec for a in mesh_axes(entry))
     return parts, len({s[0].start or 0 for s in rows.addressable_devices_indices_map((extent,)).values() if s})
 
 
@@ -81,13 +81,13 @@ def from_process(name: str, value: Any, of_shape: Any) -> jax.Array:
     """
     array = np.asarray(value)
     whole = jax.ShapeDtypeStruct((array.shape[0] * jax.process_count(), *array.shape[1:]), array.dtype)
-    parts, own = share(of_shape(whole), whole.shape[0])
-    if array.shape[0] % own:
+    parts, local = share(of_shape(whole), whole.shape[0])
+    if array.shape[0] % local:
         raise ShardingError(
-            f"{name!r}: the {array.shape[0]} rows of this process cannot be divided evenly over its {own} shards of "
-            f"{parts}; pad them to {-(-array.shape[0] // own) * own}"
+            f"{name!r}: the {array.shape[0]} rows of this process cannot be divided evenly over its {local} shards of "
+            f"{parts}; pad them to {-(-array.shape[0] // local) * local}"
         )
-    shape = (array.shape[0] // own * parts, *array.shape[1:])
+    shape = (array.shape[0] // local * parts, *array.shape[1:])
     sharding = of_shape(jax.ShapeDtypeStruct(shape, array.dtype))
     return jax.make_array_from_process_local_data(sharding, array, shape)
 

@@ -19,7 +19,7 @@ from ..ops.arrays import is_traced
 from ..ops.registry import Shards
 from .pickling import Devices
 from .processes import together
-from .put import from_process, put, to_process
+from .put import from_process, mesh_axes, put, to_process
 
 Rules = Mapping[str, PartitionSpec]
 """fnmatch pattern over names -> the PartitionSpec of the arrays that match."""
@@ -79,7 +79,7 @@ def _axes(what: str, mesh: Mesh, spec: PartitionSpec) -> list[tuple[str, ...]]:
     """The mesh axes of each entry of the spec; raises unless they exist and are distinct."""
     if not isinstance(spec, PartitionSpec):
         raise ShardingError(f"{what}: {spec!r} is not a PartitionSpec; write jax.sharding.PartitionSpec(...)")
-    axes = [(e,) if isinstance(e, str) else e if isinstance(e, tuple) else () for e in spec]
+    axes = [mesh_axes(e) for e in spec]
     flat = [a for names in axes for a in names]
     for a in flat:
         if a not in mesh.axis_names:
@@ -91,11 +91,6 @@ def _axes(what: str, mesh: Mesh, spec: PartitionSpec) -> list[tuple[str, ...]]:
 
 def _described(mesh: Mesh) -> str:
     return "mesh " + " x ".join(f"{n}: {size}" for n, size in mesh.shape.items())
-
-
-def entries(axes: tuple[str, ...]) -> Any:
-    """The PartitionSpec entry for mesh axes."""
-    return axes if len(axes) > 1 else axes[0] if axes else None
 
 
 Arrays = Mapping[str, Any]

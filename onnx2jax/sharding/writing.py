@@ -16,6 +16,7 @@ from ..proto.types import TensorType, ValueInfo
 from .constraints import is_excluded
 from .plans import PlanConstraints
 from .propagation import Key, key
+from .put import mesh_axes
 from .rules import Placement
 from .stages import Staged, staged
 
@@ -99,7 +100,7 @@ def _filled(info: ValueInfo, extent: int) -> jax.ShapeDtypeStruct | None:
 def _sharding(tensor: str, sharding: NamedSharding, numbers: Mapping[jax.Device, int]) -> Sharding:
     """A NamedSharding in ONNX's form: the devices of each shard, the first axis outermost (rule DV-07)."""
     mesh: Mesh = sharding.mesh  # type: ignore[assignment]
-    over = [(i, e if isinstance(e, tuple) else (e,)) for i, e in enumerate(sharding.spec) if e is not None]
+    over = [(axis, mesh_axes(entry)) for axis, entry in enumerate(sharding.spec) if entry is not None]
     counts = [int(np.prod([mesh.shape[n] for n in names])) for _, names in over]
     holders: dict[tuple[int, ...], list[int]] = {index: [] for index in np.ndindex(*counts)}
     for place, device in np.ndenumerate(mesh.devices):
