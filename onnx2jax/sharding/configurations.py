@@ -5,8 +5,8 @@ Annotations are hints (rule DV-01). Those that one mesh cannot express are ignor
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -29,6 +29,8 @@ from .stages import cut, in_stages, slices, staged
 
 Annotation = tuple[Node, Sharding, str | None]
 """A valid annotation: the node, the sharding, and the key of the sharded initializer, if it is one."""
+Wanted = list[tuple[Sharding, Axes]]
+"""The shardings of a tensor at its annotated consumers."""
 
 
 def placement(
@@ -100,43 +102,43 @@ def _configured(
         wants = f"it needs {configuration.devices} devices, there are {len(devices)}"
         warn(with_rules(f"configuration {name!r} is ignored: {wants}", "DV-22"))
         return None
-    found = _Annotations(imported, configuration, graphs)
-    stages = None if training else _stages(imported.graph, found, name, configuration.devices)
+    annotations = _Annotations(imported, configuration, graphs)
+    stages = None if training else _stages(imported.graph, annotations, name, configuration.devices)
     if stages is None:
         if microbatches != 1:
             raise ShardingError(
                 f"microbatches={microbatches} need stages on separate devices, which {name!r} does not have"
             )
-        result = _over(range(configuration.devices), devices, found.valid, found, name, weights)
-        result = replace(result, stages=found.stages)
+        result = _over(range(configuration.devices), devices, annotations.valid, annotations, name, weights)
+        result = replace(result, stages=annotations.stages)
     else:
         of_nodes, groups = stages
-        own = {id(node): stage for node, stage in zip(imported.graph.nodes, of_nodes, strict=True)}
+        stage_of = {id(node): stage for node, stage in zip(imported.graph.nodes, of_nodes, strict=True)}
 
-        def of_stage(stage: int) -> list[Annotation]:
+        def of_stage(k: int) -> list[Annotation]:
             """The annotations of its nodes, and those of nodes in subgraphs that are for its devices."""
-            return [a for a in found.valid if own.get(id(a[0]), stage) == stage and _members(a[1]) <= {*groups[stage]}]
+            return [a for a in annotations.valid if stage_of.get(id(a[0]), k) == k and _members(a[1]) <= {*groups[k]}]
 
-        parts = [_over(group, devices, of_stage(k), found, name, weights) for k, group in enumerate(groups)]
+        parts = [_over(group, devices, of_stage(k), annotations, name, weights) for k, group in enumerate(groups)]
         mesh = Mesh(np.array([devices[d] for group in groups for d in group]), ("devices",))
-        options = {"configuration": name, "stages": found.stages}
+        options = {"configuration": name, "stages": annotations.stages}
         result = in_stages(imported.graph, weights, of_nodes, mesh, parts, microbatches, **options)
-    if found.ignored:
+    if ignored := annotations.ignored:
         head = f"configuration {name!r} is applied in part; results are the same:"
-        more = f"\nand {len(found.ignored) - 5} more: model.placement.notes" if len(found.ignored) > 5 else ""
-        warn("\n".join([head, *found.ignored[:5]]) + more)
-    return replace(result, notes=(*found.ignored, *found.notes))
+        more = [f"and {len(ignored) - 5} more: model.placement.notes"] if len(ignored) > 5 else []
+        warn("\n".join([head, *ignored[:5], *more]))
+    return replace(result, notes=(*ignored, *annotations.notes))
 
 
 def _over(
     numbers: Sequence[int],
     devices: Sequence[jax.Device],
     annotations: Sequence[Annotation],
-    found: _Annotations,
+    report: _Annotations,
     name: str,
     weights: Mapping[str, np.ndarray],
 ) -> Placement:
-    """The placement by annotations over one mesh of the devices with these numbers."""
+    """The placement by annotations over one mesh of the devices with these numbers; reports what is not applied."""
     place = {d: i for i, d in enumerate(numbers)}
     patterns = {s: (tuple(tuple(place[d] for d in g) for g in s.holders), s.pattern[1]) for _, s, _ in annotations}
     layout = best([patterns[s] for _, s, _ in annotations], len(numbers))
@@ -147,30 +149,43 @@ def _over(
         members = sorted(_members(s))
         where = f"{node}, sharding of {s.tensor!r}"
         if s not in axes:
-            held = [list(group) if len(group) > 1 else group[0] for group in s.holders]
+            holders = [list(group) if len(group) > 1 else group[0] for group in s.holders]
             others = f"{dict(mesh.shape)} over devices {order}"
-            text = f"shards on devices {held} cannot be expressed by the mesh of the others, {others}"
-            found.ignore(f"{where}: {text}", "DV-23")
+            text = f"shards on devices {holders} cannot be expressed by the mesh of the others, {others}"
+            report.ignore(f"{where}: {text}", "DV-23")
         elif members and len(members) < len(numbers):
-            found.ignore(f"{where}: it is for devices {members}; the others hold replicas", "DV-23")
-    params = _params(weights, mesh, [(k, s, axes[s]) for _, s, k in annotations if k and s in axes], found.notes)
-    # An input is placed for its first annotated consumer, as a weight is, and is else replicated (rule DV-13).
+            report.ignore(f"{where}: it is for devices {members}; the others hold replicas", "DV-23")
     computed = {n for node, _, _ in annotations for n in node.outputs}
-    read = {s.tensor: s for _, s, k in reversed(annotations) if not k and s in axes and s.tensor not in computed}
-    of_params = partial(_replicated_except, mesh, params)
-    of_inputs = partial(_inputs, mesh, {n: (s, axes[s]) for n, s in read.items()})
+    of_weights, of_inputs = defaultdict[str, Wanted](list), defaultdict[str, Wanted](list)
+    for _, s, k in annotations:
+        if s in axes and k:
+            of_weights[k].append((s, axes[s]))
+        elif s in axes and s.tensor not in computed:
+            of_inputs[s.tensor].append((s, axes[s]))
+    params = _shardings(mesh, of_weights, weights, notes=report.notes)
     sharded = [n for n, sharding in params.items() if not sharding.is_fully_replicated]
     constrain = Constraints(name, mesh, axes, sharded)
-    return Placement(mesh, params, of_params, of_inputs, name, constrain=constrain)
+    placing = partial(_shardings, mesh)
+    return Placement(mesh, params, partial(placing, of_weights), partial(placing, of_inputs), name, constrain=constrain)
 
 
-def _inputs(mesh: Mesh, wanted: Mapping[str, tuple[Sharding, Axes]], values: Arrays, _batch: bool = False) -> Shardings:
-    """The shardings of inputs as wanted where that fits their shapes, else replicated."""
-    found = dict.fromkeys(values, replicated(mesh))
-    for name in wanted.keys() & values.keys():
-        with suppress(ShardingError):  # the devices do not divide the extents
-            found[name] = _fitted(name, mesh, *wanted[name], values[name].shape)
-    return found
+def _shardings(
+    mesh: Mesh, wanted: Mapping[str, Wanted], arrays: Arrays, _batch: bool = False, notes: list[str] | None = None
+) -> Shardings:
+    """The shardings of weights or inputs: as at their first annotated consumer that fits, else replicated.
+
+    Adds those that do not fit to ``notes`` (rules DV-13, DV-25).
+    """
+    shardings = dict.fromkeys(arrays, NamedSharding(mesh, PartitionSpec()))
+    for name, array in arrays.items():
+        for sharding, axes in wanted.get(name, ()):
+            try:
+                shardings[name] = _fitted(name, mesh, sharding, axes, np.shape(array))
+                break
+            except ShardingError as e:
+                if notes is not None:
+                    notes.append(f"{name!r} is replicated: {e}")
+    return shardings
 
 
 def _fitted(name: str, mesh: Mesh, sharding: Sharding, axes: Axes, shape: tuple[int, ...]) -> NamedSharding:
@@ -185,44 +200,39 @@ def _fitted(name: str, mesh: Mesh, sharding: Sharding, axes: Axes, shape: tuple[
     return fitting(name, shape, mesh, PartitionSpec(*spec), "its node")
 
 
-def replicated(mesh: Mesh) -> NamedSharding:
-    return NamedSharding(mesh, PartitionSpec())
-
-
 def _members(sharding: Sharding) -> set[int]:
     return {d for group in sharding.holders for d in group}
 
 
-def _stages(graph: Graph, found: _Annotations, name: str, devices: int) -> tuple[list[int], list[list[int]]] | None:
+def _stages(
+    graph: Graph, annotations: _Annotations, name: str, devices: int
+) -> tuple[list[int], list[list[int]]] | None:
     """The stage of each node, counted from 0, and the devices of each stage.
 
     These are the devices in annotations of its nodes; stages without annotations share the other devices evenly.
     None if there is one stage, or if stages share devices: then all nodes are one program.
     """
-    given = {of_node(n): n.devices[name].stage for n in graph.nodes if name in n.devices}
-    numbers = sorted({s for s in given.values() if s is not None})
+    annotated = {of_node(n): s for n in graph.nodes if name in n.devices and (s := n.devices[name].stage) is not None}
+    numbers = sorted({*annotated.values()})
     if len(numbers) < 2:
         return None
-    stages = staged(graph.nodes, {k: numbers.index(s) for k, s in given.items() if s is not None})
-    own = {id(node): stage for node, stage in zip(graph.nodes, stages, strict=True)}
-    held: list[set[int]] = [set() for _ in numbers]
-    for node, sharding, _ in found.valid:
-        if id(node) in own:
-            held[own[id(node)]] |= _members(sharding)
-    taken = set().union(*held)
-    if sum(map(len, held)) > len(taken):
+    stages = staged(graph.nodes, {node: numbers.index(s) for node, s in annotated.items()})
+    stage_of = {id(node): stage for node, stage in zip(graph.nodes, stages, strict=True)}
+    groups: list[set[int]] = [set() for _ in numbers]
+    for node, sharding, _ in annotations.valid:
+        if id(node) in stage_of:
+            groups[stage_of[id(node)]] |= _members(sharding)
+    used = set().union(*groups)
+    if sum(map(len, groups)) > len(used):
         return None
-    free, bare = [d for d in range(devices) if d not in taken], [k for k, group in enumerate(held) if not group]
+    free, bare = [d for d in range(devices) if d not in used], [k for k, group in enumerate(groups) if not group]
     if bare and (len(free) < len(bare) or len(free) % len(bare)):
-        found.ignore(
+        annotations.ignore(
             f"{len(bare)} pipeline stages share {len(free)} devices unevenly: all nodes are one program", "DV-20"
         )
         return None
-    each = len(free) // len(bare) if bare else 0
-    return stages, [
-        sorted(group) if group else free[bare.index(k) * each : (bare.index(k) + 1) * each]
-        for k, group in enumerate(held)
-    ]
+    shares = iter(np.split(np.array(free, int), len(bare)) if bare else ())
+    return stages, [sorted(group) or next(shares).tolist() for group in groups]
 
 
 def by_count(
@@ -247,10 +257,6 @@ def by_count(
     stages = cut(imported.graph, costs(), count)
     weights = analysis.parameters(imported.graph)
     return in_stages(imported.graph, weights, stages, whole, [p for p in placed if p], microbatches)
-
-
-def _replicated_except(mesh: Mesh, sharded: Shardings, values: Arrays, _batch: bool = False) -> Shardings:
-    return {n: sharded.get(n, replicated(mesh)) for n in values}
 
 
 class _Annotations:
@@ -296,21 +302,6 @@ class _Annotations:
             self.valid.append((node, sharding, keys.get(sharding.tensor) if sharding.tensor in node.inputs else None))
 
 
-def _params(
-    weights: Mapping[str, np.ndarray], mesh: Mesh, wanted: Sequence[tuple[str, Sharding, Axes]], notes: list[str]
-) -> dict[str, NamedSharding]:
-    """The shardings of weights: as their first consumer is annotated (rule DV-25), else replicated."""
-    params: dict[str, NamedSharding] = {}
-    for key, sharding, axes in wanted:
-        if key not in weights or key in params:
-            continue
-        try:
-            params[key] = _fitted(key, mesh, sharding, axes, weights[key].shape)
-        except ShardingError as e:
-            notes.append(f"{key!r} is replicated: {e}")
-    return {n: params.get(n, replicated(mesh)) for n in weights}
-
-
 def _devices(configuration: Configuration, table: Any) -> list[jax.Device]:
     """The device of each number, in order (rule DV-22)."""
     if table is None:
@@ -318,17 +309,17 @@ def _devices(configuration: Configuration, table: Any) -> list[jax.Device]:
     if isinstance(table, Mapping):
         numbers = range(configuration.devices)
         labels = configuration.labels if len(configuration.labels) == len(numbers) else numbers
-        found = [table.get(label, table.get(i)) for i, label in zip(numbers, labels, strict=True)]
-        if lacking := [label for label, device in zip(labels, found, strict=True) if device is None]:
+        chosen = [table.get(label, table.get(i)) for i, label in zip(numbers, labels, strict=True)]
+        if lacking := [label for label, device in zip(labels, chosen, strict=True) if device is None]:
             raise ShardingError(
                 f"devices= has {list(table)}, configuration {configuration.name!r} also needs {lacking}: labels "
                 f"{list(configuration.labels)}, or numbers 0 to {configuration.devices - 1}"
             )
     else:
-        found = list(table)[: configuration.devices]
-    if len(set(found)) < len(found):
-        raise ShardingError(f"devices= repeats a device in {found}; each number needs its own device")
-    return found
+        chosen = list(table)[: configuration.devices]
+    if len(set(chosen)) < len(chosen):
+        raise ShardingError(f"devices= repeats a device in {chosen}; each number needs its own device")
+    return chosen
 
 
 def _annotated(graphs: Iterable[Graph]) -> Iterator[tuple[Node, dict[str, str]]]:
