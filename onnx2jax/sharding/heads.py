@@ -31,9 +31,8 @@ def reshape(walk: Walk, node: Node, axis: int) -> int | str:
     before, after = walk.shape(node.inputs[0]), walk.shape(node.outputs[0])
     if before is None or after is None:
         return f"the shapes of {label(node)} are unknown at compile time"
-    found = moved(before, after, len(before) + axis, walk.parts)
-    if found is not None:
-        return found - len(after)
+    if (place := moved(before, after, len(before) + axis, walk.parts)) is not None:
+        return place - len(after)
     if len(after) > 2 and after[-3] == 3:
         return CONCATENATED
     return f"{walk.parts} devices divide no axis after {label(node)}: {list(before)} becomes {list(after)}"

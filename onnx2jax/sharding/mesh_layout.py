@@ -37,8 +37,7 @@ class MeshLayout:
         uses = [split for axes in self.uses.values() for split in axes]
         groups = [[0]]
         for pair in pairwise(range(len(self.sizes))):
-            together = all(pair in pairwise(split) or not set(pair) & set(split) for split in uses)
-            if together:
+            if all(pair in pairwise(split) or not set(pair) & set(split) for split in uses):
                 groups[-1].append(pair[1])
             else:
                 groups.append([pair[1]])
@@ -61,7 +60,7 @@ class MeshLayout:
 def best(patterns: Sequence[Pattern], devices: int) -> MeshLayout:
     """The layout that expresses most of the patterns; the first such one."""
     wanted = Counter(patterns)
-    held = {p: _array(p, devices) for p in wanted}
+    indices = {p: index for p in wanted if (index := _array(p, devices)) is not None}
     orders = [tuple(range(devices))]
     for holders, _ in wanted:
         flat = tuple(d for group in holders for d in group)
@@ -72,10 +71,9 @@ def best(patterns: Sequence[Pattern], devices: int) -> MeshLayout:
         for sizes in islice(_factorings(devices), _MAX_FACTORINGS):
             digits = np.empty((len(sizes), devices), np.int64)
             digits[:, order] = np.unravel_index(np.arange(devices), sizes)
-            found = {p: _express(p[1], index, sizes, digits) for p, index in held.items() if index is not None}
-            uses = {p: axes for p, axes in found.items() if axes is not None}
-            score = sum(wanted[p] for p in uses)
-            if score > top:
+            expressed = {p: _express(p[1], index, sizes, digits) for p, index in indices.items()}
+            uses = {p: axes for p, axes in expressed.items() if axes is not None}
+            if (score := sum(wanted[p] for p in uses)) > top:
                 result, top = MeshLayout(order, sizes, uses), score
     return result
 
@@ -91,11 +89,11 @@ def _factorings(number: int, prefix: tuple[int, ...] = ()) -> Iterator[tuple[int
 
 def _array(pattern: Pattern, devices: int) -> np.ndarray | None:
     """The shard index of each device along each split, [splits, devices]; -1 where it has none."""
-    found = shard_of(pattern)
-    if found is None:
+    places = shard_of(pattern)
+    if places is None:
         return None
     index = np.full((len(pattern[1]), devices), -1)
-    for d, place in found.items():
+    for d, place in places.items():
         index[:, d] = place
     return index
 
@@ -104,13 +102,13 @@ def _express(shards: Sequence[int], index: np.ndarray, sizes: Sequence[int], dig
     """The mesh axes of each split, or None; devices without a shard match anything."""
     used: set[int] = set()
     result = []
-    for rest, held in zip(shards, index, strict=True):
-        members, axes = held >= 0, []
+    for rest, shard in zip(shards, index, strict=True):
+        members, axes = shard >= 0, []
         while rest > 1:
             for a, size in enumerate(sizes):
                 if a in used or rest % size or size == 1:
                     continue
-                if np.array_equal((held // (rest // size) % size)[members], digits[a][members]):
+                if np.array_equal((shard // (rest // size) % size)[members], digits[a][members]):
                     break
             else:
                 return None

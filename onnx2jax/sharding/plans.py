@@ -228,24 +228,24 @@ def _ruled(plan: Plan, name: str) -> str | None:
 
 
 def _of_params(mesh: Mesh, plan: Plan, specs: Specs, values: Arrays) -> Shardings:
-    found = {}
+    shardings = {}
     for name, value in values.items():
         shape, rule = tuple(np.shape(value)), _ruled(plan, name)
         planned, spec = specs.get(name, (None, PartitionSpec()))
         if rule is not None:
-            found[name] = fitting(name, shape, mesh, plan.rules[rule], f"rule {rule!r}")
+            shardings[name] = fitting(name, shape, mesh, plan.rules[rule], f"rule {rule!r}")
         else:
-            found[name] = NamedSharding(mesh, spec if planned == shape else _spec(shape, mesh, plan, None))
-    return found
+            shardings[name] = NamedSharding(mesh, spec if planned == shape else _spec(shape, mesh, plan, None))
+    return shardings
 
 
 def _of_inputs(mesh: Mesh, plan: Plan, caches: Mapping[str, int], values: Arrays, batch: bool) -> Shardings:
     """Shardings of inputs along their first axis if it is divisible (a training batch must be), of caches by heads."""
-    found = {}
+    shardings = {}
     for name, value in values.items():
         rule, shape = _ruled(plan, name), tuple(np.shape(value))
         if rule is not None and not batch:
-            found[name] = fitting(name, shape, mesh, plan.rules[rule], f"rule {rule!r}")
+            shardings[name] = fitting(name, shape, mesh, plan.rules[rule], f"rule {rule!r}")
             continue
         spec: list[str | None] = [None] * len(shape)
         if spec and plan.batch and (batch or shape[0] % mesh.shape[plan.data] == 0):
@@ -253,8 +253,8 @@ def _of_inputs(mesh: Mesh, plan: Plan, caches: Mapping[str, int], values: Arrays
         axis = caches.get(name)
         if axis is not None and -len(shape) < axis and shape[axis] % mesh.shape[plan.model] == 0:
             spec[axis] = plan.model
-        found[name] = fitting(name, shape, mesh, _trimmed(spec), "the batch")
-    return found
+        shardings[name] = fitting(name, shape, mesh, _trimmed(spec), "the batch")
+    return shardings
 
 
 class PlanConstraints(Constraint):
@@ -267,15 +267,15 @@ class PlanConstraints(Constraint):
         self.mesh, self.model, self.batch = mesh, plan.model, plan.data if plan.batch else None
         self.sliced, self.results, self.along = sharded.sliced, sharded.results, sharded.shards
         self.parts = mesh.shape[plan.model] if plan.tensor else 1
-        gathered = {}
-        for name, (shape, spec) in specs.items():
-            without = _without(spec, plan.data) if plan.fsdp else spec
-            if without != spec and _ruled(plan, name) is None:
-                gathered[name] = shape, without
+        gathered: Specs = {}
+        for name, (shape, spec) in specs.items() if plan.fsdp else ():
+            whole = PartitionSpec(*(tuple(a for a in mesh_axes(entry) if a != plan.data) for entry in spec))
+            if whole != spec and _ruled(plan, name) is None:
+                gathered[name] = shape, whole
         self.operands: dict[Key, Specs] = {}
         for node in graph.nodes:
-            if own := {n: gathered[n] for n in node.inputs if n in gathered}:
-                self.operands[key(node)] = own
+            if weights := {n: gathered[n] for n in node.inputs if n in gathered}:
+                self.operands[key(node)] = weights
 
     def __call__(self, node: Node, names: Sequence[str], values: Sequence[Any]) -> list[Any]:
         sliced, operands = self.sliced.get(key(node), {}), self.operands.get(key(node), {})
@@ -293,16 +293,11 @@ class PlanConstraints(Constraint):
         axis = sliced.get(name, 0)
         if axis == 0 or value.ndim < -axis or value.shape[axis] % self.parts:
             return value
-        for own in (None, self.model):
+        for entry in (None, self.model):
             spec: list[Any] = [PartitionSpec.UNCONSTRAINED] * value.ndim
-            spec[axis] = own
+            spec[axis] = entry
             value = jax.lax.with_sharding_constraint(value, NamedSharding(self.mesh, PartitionSpec(*spec)))
         return value
-
-
-def _without(spec: PartitionSpec, axis: str) -> PartitionSpec:
-    """The spec without one of its mesh axes."""
-    return PartitionSpec(*(tuple(a for a in mesh_axes(entry) if a != axis) for entry in spec))
 
 
 def pairs(graph: Graph, weights: Mapping[str, Any], parts: int) -> ShardedAxes:

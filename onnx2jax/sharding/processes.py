@@ -14,7 +14,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -56,35 +56,35 @@ def processes(mesh: Mesh) -> tuple[int, ...]:
     """
     if compat.compiles_only(mesh.devices.flat[0]):
         return (jax.process_index(),)
-    found = tuple(sorted({d.process_index for d in mesh.devices.flat}))
-    if jax.process_index() not in found:
+    owners = tuple(sorted({d.process_index for d in mesh.devices.flat}))
+    if jax.process_index() not in owners:
         raise ProcessError(
-            f"the mesh {dict(mesh.shape)} has devices of process {', '.join(map(str, found))} only, and this is "
+            f"the mesh {dict(mesh.shape)} has devices of process {', '.join(map(str, owners))} only, and this is "
             f"process {jax.process_index()} of {jax.process_count()}: make it of all {jax.device_count()} devices, or "
             "of this process's own, jax.local_devices()"
         )
-    return found
+    return owners
 
 
-def several(mesh: Mesh | None) -> bool:
+def several(mesh: Mesh | None) -> TypeGuard[Mesh]:
     """Whether the devices of a mesh belong to more than one process."""
     check_mesh(mesh)
     return mesh is not None and len(processes(mesh)) > 1
 
 
-def check_mesh(given: Any) -> None:
+def check_mesh(mesh: Any) -> None:
     """Raise ShardingError if a caller passes no Mesh; the message makes one of the extents that were meant."""
-    if isinstance(given, Mesh | None):
+    if isinstance(mesh, Mesh | None):
         return
-    if isinstance(given, Mapping):
-        shape, names = tuple(given.values()), tuple(given)
+    if isinstance(mesh, Mapping):
+        shape, names = tuple(mesh.values()), tuple(mesh)
     else:
-        shape = tuple(given) if isinstance(given, list | tuple) else (given,)
+        shape = tuple(mesh) if isinstance(mesh, list | tuple) else (mesh,)
         if not 0 < len(shape) < 3 or not all(isinstance(n, int) for n in shape):
             shape = (jax.device_count(),)
         names = ("data", "model")[: len(shape)]
     make = f"jax.make_mesh({shape}, {names})"
-    raise ShardingError(f"mesh is {given!r:.60}, which is no jax.sharding.Mesh: mesh={make}")
+    raise ShardingError(f"mesh is {mesh!r:.60}, which is no jax.sharding.Mesh: mesh={make}")
 
 
 def writes(arrays: Mapping[str, Any]) -> tuple[bool, Mesh | None]:
@@ -121,7 +121,7 @@ def together(mesh: Mesh | None, what: str, fix: str = "") -> Iterator[Agreement]
         ProcessError: another process failed in the section, has different values, or does not reach it.
     """
     agreement = Agreement()
-    if mesh is None or not several(mesh):
+    if not several(mesh):
         yield agreement
         return
     try:
@@ -157,23 +157,21 @@ def equal_arguments(
 
 
 def _difference(what: str, process: int, theirs: str, ours: str) -> str:
-    me, (there, given), (_, own) = jax.process_index(), json.loads(theirs), json.loads(ours)
+    me, (there, other), (_, local) = jax.process_index(), json.loads(theirs), json.loads(ours)
     if there != what:
         return (
             f"process {me} is at {what}, and process {process} at {there}: all processes make the same calls in the "
             "same order"
         )
-    names = [n for n in own | given if own.get(n) != given.get(n)]
-    values = "; ".join(f"{n} is {own.get(n, 'absent')} here, {given.get(n, 'absent')} there" for n in names[:5])
+    names = [n for n in local | other if local.get(n) != other.get(n)]
+    values = "; ".join(f"{n} is {local.get(n, 'absent')} here, {other.get(n, 'absent')} there" for n in names[:5])
     return f"process {me} and process {process} differ at {what}: {values or 'the order of names'}"
 
 
 def one_seed(mesh: Mesh | None) -> int:
     """A fresh random seed, equal in all processes of a mesh."""
     seed = secrets.randbits(32)
-    if mesh is None or not several(mesh):
-        return seed
-    return int(exchange(mesh, str(seed), "a random key")[processes(mesh)[0]])
+    return int(exchange(mesh, str(seed), "a random key")[processes(mesh)[0]]) if several(mesh) else seed
 
 
 def exchange(mesh: Mesh, text: str, what: str) -> dict[int, str]:

@@ -74,9 +74,10 @@ def begin_packed_product(walk: Walk, i: int, node: Node) -> Sequence[Along | Non
     _, packed, scales, zeros, order, bias = [*node.inputs, *[""] * 6][:6]
     if not walk.is_weight(packed) or not walk.is_weight(scales):
         return []
-    held = {n: -len(walk.shape(n) or ()) for n in (packed, scales, zeros) if n and walk.is_weight(n)}
-    begun = columns(walk, i, node, held, bias, node.attributes["N"])
-    walk.sharded.shards |= {key(node): "out"} if begun and not order else {}
+    rows = {n: -len(walk.shape(n) or ()) for n in (packed, scales, zeros) if n and walk.is_weight(n)}
+    begun = columns(walk, i, node, rows, bias, node.attributes["N"])
+    if begun and not order:
+        walk.sharded.shards[key(node)] = "out"
     return begun
 
 

@@ -36,11 +36,8 @@ class Fact(NamedTuple):
     """Of a value computed from weights only: weight -> for each axis of the value, that of the weight."""
 
 
-NOTHING: Final = Fact()
-
-
 class ValueFacts(dict[str, Fact]):
-    """ValueFacts about the values of a graph, by name."""
+    """Facts about the values of a graph, by name."""
 
     def __init__(self, graph: Graph, weights: Mapping[str, Any]) -> None:
         kinds: Any = symbolic_types(graph)
@@ -53,25 +50,25 @@ class ValueFacts(dict[str, Fact]):
                 self[node.outputs[0]] = Fact(results[0].shape, axes)
 
     def of(self, name: str) -> Fact:
-        return self.get(name, NOTHING)
+        return self.get(name, Fact())
 
 
 def _weights(node: Node, operands: Sequence[Fact], shape: Shape | None) -> Mapping[str, Axes] | None:
     """The weights that the first output of a node consists of; None if it also depends on other values."""
     if shape is None or any(o.weights is None for o in operands):
         return None
-    own = dict(operands[0].weights or {})
+    weights = dict(operands[0].weights or {})
     if node.op_type == "Transpose":
-        return {n: tuple(axes[i] for i in permutation(node, len(shape))) for n, axes in own.items()}
+        return {n: tuple(axes[i] for i in permutation(node, len(shape))) for n, axes in weights.items()}
     if node.op_type in SAME:
-        return own
+        return weights
     if node.op_type == "DequantizeLinear":
         axis = node.attributes.get("axis", 1) % max(1, len(shape))
         for operand in operands[1:]:
             for name, axes in (operand.weights or {}).items():
                 per_axis = tuple(0 if i == axis and len(axes) == 1 else None for i in range(len(shape)))
-                own[name] = axes if len(axes) == len(shape) else per_axis
-        return own
+                weights[name] = axes if len(axes) == len(shape) else per_axis
+        return weights
     if not is_elementwise(node):
         return None
     return {n: (*[None] * (len(shape) - len(a)), *a) for o in operands for n, a in (o.weights or {}).items()}
@@ -154,9 +151,9 @@ class Walk:
 
     def _largest(self) -> str | None:
         """The embedding table: the largest, except pairs of one shape and indices, which are cosines and sines."""
-        read = {(t, node.inputs[1]) for node in self.graph.nodes if (t := self.table(node)) is not None}
-        alike = Counter((tuple(self.weights[t].shape), places) for t, places in read)
-        alone = sorted(t for t, places in read if alike[tuple(self.weights[t].shape), places] == 1)
+        reads = {(t, node.inputs[1]) for node in self.graph.nodes if (t := self.table(node)) is not None}
+        alike = Counter((tuple(self.weights[t].shape), places) for t, places in reads)
+        alone = sorted(t for t, places in reads if alike[tuple(self.weights[t].shape), places] == 1)
         return max(alone, key=lambda t: math.prod(self.weights[t].shape), default=None)
 
     def shape(self, name: str) -> tuple[Extent, ...] | None:
@@ -171,22 +168,19 @@ class Walk:
 
     def shard(self, name: str, axis: int, origins: frozenset[int]) -> bool:
         """Shard the weights that a value consists of along one of its axes; False if that is impossible."""
-        wanted: dict[str, int] = {}
+        chosen: dict[str, int] = {}
         for weight, axes in (self.facts.of(name).weights or {}).items():
-            own = axes[axis] if -len(axes) <= axis < len(axes) else None
-            if own is None or self.weights[weight].shape[own] == 1:
+            place = axes[axis] if -len(axes) <= axis < len(axes) else None
+            if place is None or (extent := self.weights[weight].shape[place]) == 1:
                 continue
-            extent = self.weights[weight].shape[own]
             if extent % self.parts:
-                self.fail(origins, f"axis {own} of {extent} cannot be divided evenly over {self.parts} devices")
+                self.fail(origins, f"axis {place} of {extent} cannot be divided evenly over {self.parts} devices")
                 return False
-            if self.sharded.weights.get(weight, own) != own:
-                self.fail(
-                    origins, f"another node shards it along axis {self.sharded.weights[weight]}, this one along {own}"
-                )
+            if (other := self.sharded.weights.get(weight, place)) != place:
+                self.fail(origins, f"another node shards it along axis {other}, this one along {place}")
                 return False
-            wanted[weight] = own
-        self.sharded.weights |= wanted
+            chosen[weight] = place
+        self.sharded.weights |= chosen
         return True
 
     def is_weight(self, name: str) -> bool:
@@ -215,14 +209,10 @@ class Walk:
             for name in {w for n in node.inputs for w in (n, *(self.facts.of(n).weights or ()))}:
                 readers.setdefault(name, []).append(i)
         for name in self.weights.keys() - self.sharded.weights.keys():
-            places = readers.get(name, [])
-            why = [self.refused[i] for i in places if i in self.refused]
-            plain = (
-                f"{label(self.graph.nodes[places[0]])} needs it replicated"
-                if places
-                else "no node of the main graph reads it"
-            )
-            self.sharded.reasons[name] = why[0] if why else plain
+            places, why = readers.get(name, []), "no node of the main graph reads it"
+            if places:
+                why = f"{label(self.graph.nodes[places[0]])} needs it replicated"
+            self.sharded.reasons[name] = next((self.refused[i] for i in places if i in self.refused), why)
 
 
 Begin = Callable[[Walk, int, Node], Sequence[Along | None]]
@@ -253,9 +243,9 @@ def begin(walk: Walk, i: int, node: Node, axis: int) -> list[Along | None]:
 
 def common_axis(operands: Sequence[Along | None]) -> Along | None:
     """The sharding that all sharded operands have in common; None if they differ."""
-    given = [o for o in operands if o is not None]
-    axes = {axis for axis, _ in given}
-    return (axes.pop(), frozenset().union(*(origins for _, origins in given))) if len(axes) == 1 else None
+    sharded = [o for o in operands if o is not None]
+    axes = {axis for axis, _ in sharded}
+    return (axes.pop(), frozenset().union(*(origins for _, origins in sharded))) if len(axes) == 1 else None
 
 
 def has_axis(fact: Fact, axis: int) -> bool:

@@ -188,8 +188,7 @@ class Placement(Devices):
 
         with together(self.mesh, "arrays from processes") as agreement, compat.enable_x64():
             agreement.same({n: _type_of(v) for n, v in values.items()})
-            rows = {n: v for n, v in values.items() if np.ndim(v)}
-            return {n: from_process(n, v, of(n)) if n in rows else self.put_replicated(v) for n, v in values.items()}
+            return {n: from_process(n, v, of(n)) if np.ndim(v) else self.put_replicated(v) for n, v in values.items()}
 
     def to_process(self, value: jax.Array) -> np.ndarray:
         """This process's part of an output as NumPy, the inverse of ``from_process``."""

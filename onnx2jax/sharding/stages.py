@@ -61,14 +61,14 @@ class Staged(Placement):
         """
         stages = staged(graph.nodes, self.of_nodes)
         levels: dict[str, tuple[int, int]] = {}
-        found: dict[tuple[int, int], list[Node]] = {}
+        segments: dict[tuple[int, int], list[Node]] = {}
         for node, stage in zip(graph.nodes, stages, strict=True):
             before = [levels[n] for n in node.reads if n in levels]
-            level = max((own + (other != stage) for own, other in before), default=0)
+            level = max((producer + (other != stage) for producer, other in before), default=0)
             place = max(level, stage), stage
-            found.setdefault(place, []).append(node)
+            segments.setdefault(place, []).append(node)
             levels.update((n, place) for n in node.outputs if n)
-        return [(stage, nodes) for (_, stage), nodes in sorted(found.items(), key=lambda item: item[0])]
+        return [(stage, nodes) for (_, stage), nodes in sorted(segments.items(), key=lambda item: item[0])]
 
     def __str__(self) -> str:
         """A table of the mesh, devices and number of parameters of each stage, and notes."""
@@ -99,11 +99,10 @@ def staged(nodes: Sequence[Node], of_nodes: Mapping[Key, int]) -> list[int]:
 
 def homes(graph: Graph, stages: Sequence[int]) -> dict[str, int]:
     """``Graph.key`` of each initializer -> the first stage that reads it."""
-    found: dict[str, int] = {}
+    first: dict[str, int] = {}
     for stage, node in sorted(zip(stages, graph.nodes, strict=True), key=lambda pair: pair[0]):
-        for name in weights_read(graph, node):
-            found.setdefault(name, stage)
-    return found
+        first |= {name: stage for name in weights_read(graph, node) if name not in first}
+    return first
 
 
 def weights_read(graph: Graph, node: Node) -> Iterator[str]:
@@ -225,14 +224,14 @@ def in_stages(
     """
     if microbatches < 1:
         raise ShardingError(f"microbatches={microbatches}; it must be at least 1")
-    own = homes(graph, of_nodes)
-    of_params = _OfParams(tuple(parts), own)
+    readers = homes(graph, of_nodes)
+    of_params = _OfParams(tuple(parts), readers)
     return Staged(
         *(mesh, of_params(weights), of_params, parts[-1].of_inputs),
         **{"reasons": parts[0].reasons, "notes": parts[0].notes, **options},
         parts=tuple(parts),
         of_nodes={key(node): stage for node, stage in zip(graph.nodes, of_nodes, strict=True)},
-        homes={n: own.get(n, len(parts) - 1) for n in weights},
+        homes={n: readers.get(n, len(parts) - 1) for n in weights},
         microbatches=microbatches,
     )
 
@@ -245,8 +244,5 @@ class _OfParams:
     homes: Mapping[str, int]
 
     def __call__(self, values: Arrays) -> Shardings:
-        found: dict[str, NamedSharding] = {}
-        for name, value in values.items():
-            stage = self.homes.get(name, len(self.parts) - 1)
-            found |= self.parts[stage].of_params({name: value})
-        return found
+        last = len(self.parts) - 1
+        return {n: self.parts[self.homes.get(n, last)].of_params({n: v})[n] for n, v in values.items()}

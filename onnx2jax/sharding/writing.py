@@ -43,9 +43,9 @@ def configured(
         stages = staged(graph.nodes, placement.of_nodes)
     annotations: dict[Key, NodeDevices] = {}
     for node, stage in zip(graph.nodes, stages, strict=True):
-        found = tuple(writer.annotations(node, stage))
-        if found or stage is not None:
-            annotations[key(node)] = NodeDevices(found, stage)
+        shardings = tuple(writer.annotations(node, stage))
+        if shardings or stage is not None:
+            annotations[key(node)] = NodeDevices(shardings, stage)
     return Configuration(name, placement.mesh.size), annotations
 
 
@@ -69,16 +69,16 @@ class _Writer:
             yield from self._outputs(node, part.constrain)
 
     def _weight(self, name: str, part: Placement) -> NamedSharding | None:
-        own = self.graph.key(name)
-        return part.of_params({own: self.weights[own]})[own] if own in self.weights else None
+        param = self.graph.key(name)
+        return part.of_params({param: self.weights[param]})[param] if param in self.weights else None
 
     def _input(self, name: str, part: Placement) -> NamedSharding | None:
         """The sharding of an input whose dynamic extents the devices divide; None if replicated."""
         info = self.inputs.get(name)
         if info is None or (type := _filled(info, self.placement.mesh.size)) is None:
             return None
-        found = part.of_inputs({name: type}, False)[name]
-        return None if found.is_fully_replicated else found
+        sharding = part.of_inputs({name: type}, False)[name]
+        return None if sharding.is_fully_replicated else sharding
 
     def _outputs(self, node: Node, plan: PlanConstraints) -> Iterator[Sharding]:
         """The shardings of outputs in a tensor plan; their first axes are sharded like those of inputs."""
