@@ -53,7 +53,7 @@ def in_symbols(
     if invalid := [c for c in replaced if not isinstance(c, str)]:
         raise InputTypeError(f"constraints has {invalid[0]!r}; it takes texts, ['sequence <= 512']")
     if others:
-        replaced = [name.sub(lambda found: others[found[0]], c) for c in replaced]
+        replaced = [name.sub(lambda match: others[match[0]], c) for c in replaced]
     for constraint in replaced:
         left, _, right = _sides(constraint)
         try:
@@ -71,8 +71,8 @@ def in_symbols(
 def _sides(constraint: str) -> tuple[str, Callable[[Any, Any], bool], str]:
     """What a constraint compares, and how."""
     for sign, compare in COMPARISONS.items():
-        left, found, right = constraint.partition(sign)
-        if found:
+        if sign in constraint:
+            left, _, right = constraint.partition(sign)
             return left, compare, right
     raise InputShapeError(
         f"constraints has {constraint!r}, which compares nothing by {', '.join(COMPARISONS)}: ['sequence <= 512']"
@@ -143,10 +143,9 @@ def check_extents(inputs: Sequence[ValueInfo], values: Mapping[str, Any], constr
             left, _, right = _sides(constraint)
             names = symbols_in(left) | symbols_in(right)
             axis = next(a for a in axes if a.symbols & names)
-            said = " and ".join(f"{n} is {known[n]}" for n in sorted(names))
-            raise InputShapeError(
-                f"{axis.where}, and the program requires {constraint}, where {said}{_nearest(axis, known, constraints)}"
-            )
+            values_of = " and ".join(f"{n} is {known[n]}" for n in sorted(names))
+            nearest = _nearest(axis, known, constraints)
+            raise InputShapeError(f"{axis.where}, and the program requires {constraint}, where {values_of}{nearest}")
 
 
 def _holds(constraint: str, known: Mapping[str, int]) -> bool:

@@ -122,17 +122,11 @@ def images(inputs: Sequence[ValueInfo], dims: Mapping[str, int | str]) -> dict[s
 
 def _is_expression(text: str, names: set[str]) -> bool:
     """Whether the text is an expression of these names; symbols that no input defines would be unknown."""
-    found: set[str] = set()
-
-    def one(name: str) -> int:
-        found.add(name)
-        return 1
-
     try:
-        evaluated(text, one)
-    except (ValueError, SyntaxError, ArithmeticError):
+        evaluated(text, dict.fromkeys(names, 1).__getitem__)
+        return bool(symbols_in(text))
+    except (KeyError, ValueError, SyntaxError, ArithmeticError):
         return False
-    return bool(found) and found <= names
 
 
 def symbols_in(text: str) -> set[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import jax
@@ -42,7 +42,7 @@ def requirements(message: str, symbols: Collection[str], known: Collection[str] 
     >>> requirements("Symbolic dimension comparison 'frames - 2' >= '0' is inconclusive", ["frames"])
     ['frames >= 2']
     """
-    return [c for c in dict.fromkeys(_found(message, symbols, known)) if c not in known]
+    return [c for c in dict.fromkeys(_constraints(message, symbols, known)) if c not in known]
 
 
 def fixed_extents(message: str, symbols: Collection[str]) -> dict[str, list[int]]:
@@ -56,19 +56,16 @@ def fixed_extents(message: str, symbols: Collection[str]) -> dict[str, list[int]
     >>> fixed_extents("concatenating along dimension 1 for shapes (n, 3, mod(h, 2)), (n, 4, 0).", ["n", "h"])
     {}
     """
-    found: dict[str, list[int]] = {}
-    for one, other in _pairs(message):
-        for extent, number in ((one, other), (other, one)):
-            try:
-                (symbol,) = symbols_in(extent)
-                if symbol not in symbols or not number.isdigit() or extent in symbols:
-                    continue
-                fits = [k for k in range(1, _MOST + 1) if evaluated(extent, {symbol: k}.__getitem__) == int(number)]
-                if fits and evaluated(extent, {symbol: _MULTIPLES}.__getitem__) != int(number):
-                    found[symbol] = [k for k in found.get(symbol, fits) if k in fits]
-            except (ValueError, SyntaxError, ArithmeticError):
+    agreed: dict[str, list[int]] = {}
+    for extent, number in (p for pair in _pairs(message) for p in itertools.permutations(pair)):
+        with suppress(ValueError, SyntaxError, ArithmeticError):
+            (symbol,) = symbols_in(extent)
+            if symbol not in symbols or not number.isdigit() or extent in symbols:
                 continue
-    return {symbol: fits for symbol, fits in found.items() if fits}
+            fits = [k for k in range(1, _MOST + 1) if evaluated(extent, {symbol: k}.__getitem__) == int(number)]
+            if fits and evaluated(extent, {symbol: _MULTIPLES}.__getitem__) != int(number):
+                agreed[symbol] = [k for k in agreed.get(symbol, fits) if k in fits]
+    return {symbol: fits for symbol, fits in agreed.items() if fits}
 
 
 def suggested(fits: Collection[int]) -> int:
@@ -92,25 +89,7 @@ def _pairs(message: str) -> Iterator[tuple[str, str]]:
         yield shapes[0][-1], shapes[1][-2 if len(shapes[1]) > 1 else -1]
 
 
-def _shapes(text: str) -> list[str]:
-    """The contents of each pair of outer parentheses.
-
-    >>> _shapes("(n, floordiv(h, 2)), (3, 1)")
-    ['n, floordiv(h, 2)', '3, 1']
-    """
-    found, depth, start = [], 0, 0
-    for i, letter in enumerate(text):
-        if letter == "(":
-            depth += 1
-            start = i + 1 if depth == 1 else start
-        elif letter == ")":
-            depth -= 1
-            if depth == 0:
-                found.append(text[start:i])
-    return found
-
-
-def _found(message: str, symbols: Collection[str], known: Collection[str]) -> Iterator[str]:
+def _constraints(message: str, symbols: Collection[str], known: Collection[str]) -> Iterator[str]:
     for a, b, c, d in _SHORTENED.findall(message):
         yield f"{a or d} <= {b or c}"
     for left, right in _COMPARED.findall(message):
@@ -123,23 +102,38 @@ def _found(message: str, symbols: Collection[str], known: Collection[str]) -> It
 
 def _equal_shapes(message: str) -> Iterator[tuple[list[str], list[str]]]:
     """Pairs of shapes in a message that have to be equal; without the axis along which they are concatenated."""
-    for wanted, given in _SHAPE.findall(message):
-        yield _split(wanted), _split(_shapes(given)[0])
+    for required, actual in _SHAPE.findall(message):
+        yield _split(required), _shapes(actual)[0]
     for axis, shapes in _JOINED.findall(message):
-        first, *others = ([d for i, d in enumerate(_split(s)) if i != int(axis)] for s in _shapes(shapes))
+        first, *others = ([d for i, d in enumerate(shape) if i != int(axis)] for shape in _shapes(shapes))
         yield from ((first, other) for other in others)
 
 
-def _split(shape: str) -> list[str]:
-    """The extents of a shape; commas inside of functions are their own."""
+def _split(text: str) -> list[str]:
+    """The parts of a text between commas outside of parentheses, up to a parenthesis that is not opened in it.
+
+    >>> _split("n, floordiv(h, 2)), 1")
+    ['n', 'floordiv(h, 2)']
+    """
     parts, depth = [""], 0
-    for letter in shape:
+    for letter in text:
         depth += (letter in "([") - (letter in ")]")
+        if depth < 0:
+            break
         if letter == "," and not depth:
             parts.append("")
         else:
             parts[-1] += letter
-    return [extent.strip() for extent in parts if extent.strip()]
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _shapes(text: str) -> list[list[str]]:
+    """The extents of each of several shapes in parentheses.
+
+    >>> _shapes("(n, floordiv(h, 2)), (3, 1)")
+    [['n', 'floordiv(h, 2)'], ['3', '1']]
+    """
+    return [_split(shape[1:-1]) for shape in _split(text)]
 
 
 def _equal(one: Collection[str], other: Collection[str], symbols: Collection[str]) -> Iterator[str]:
@@ -184,8 +178,8 @@ def _bounds(text: str, names: Collection[str]) -> list[str]:
         others = dict.fromkeys(names, _FAR)
         return next((k for k in range(1, _MOST) if evaluated(text, (others | {one: k}).__getitem__) > 0), None)
 
-    found = {n: k for n in sorted(names) if (k := least(n)) is not None and k > 1}
-    return [f"{n} >= {k}" for n, k in found.items()] if found and all(holds(found, f) for f in (1, 7)) else []
+    bounds = {n: k for n in sorted(names) if (k := least(n)) is not None and k > 1}
+    return [f"{n} >= {k}" for n, k in bounds.items()] if bounds and all(holds(bounds, f) for f in (1, 7)) else []
 
 
 def _bounds_below(text: str, one: str, others: Collection[str]) -> bool:
@@ -248,7 +242,7 @@ def explained(dimensions: Callable[[], Mapping[str, str]]) -> Iterator[None]:
         before = e.message.replace(f"\n{CURE}", "")  # nobody gave inputs
         message = in_our_terms(before)
         if message != before:
-            named = {n for m, _ in _MEANINGS[:3] for found in re.finditer(m, before) for n in _SYMBOL.findall(found[0])}
+            named = {n for m, _ in _MEANINGS[:3] for match in re.finditer(m, before) for n in _SYMBOL.findall(match[0])}
             names = [name for symbol, name in dimensions().items() if symbol in named]
             notes[:0] = [f"fix {n!r}, to an extent of yours: export(dims={{{n!r}: 512}})" for n in names]
         if message.startswith(PREFIX) and (where := next((n for n in notes if n.startswith(_INSIDE)), "")):
@@ -262,19 +256,17 @@ def explained(dimensions: Callable[[], Mapping[str, str]]) -> Iterator[None]:
 
 def node_of_primitive(text: str, function: Any, arguments: Sequence[Any], graph: Graph) -> str:
     """A note about the first node that a primitive, which a message of JAX names, comes from; empty if unknown."""
-    if (found := _PRIMITIVE.search(text)) is None:
+    if (primitive := _PRIMITIVE.search(text)) is None:
         return ""
-    names = {node.name: node for node in graph.nodes}
 
     def scopes(program: Program, around: str) -> Iterator[str]:
         for equation in program.equations:
             scope = f"{around}/{equation.scope}"
-            if equation.name in found.groups():
+            if equation.name in primitive.groups():
                 yield scope
             for inner in equation.inner:
                 yield from scopes(inner, scope)
 
-    for scope in scopes(Program.of(jax.make_jaxpr(function)(*arguments)), ""):
-        if node := next((n for name, n in names.items() if f"/{name}/" in f"{scope}/"), None):
-            return f"{_INSIDE}{node}"
-    return ""
+    places = scopes(Program.of(jax.make_jaxpr(function)(*arguments)), "")
+    nodes = (node for scope in places for node in graph.nodes if f"/{node.name}/" in f"{scope}/")
+    return next((f"{_INSIDE}{node}" for node in nodes), "")
