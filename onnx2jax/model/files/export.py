@@ -69,8 +69,7 @@ _LOGGER: Final = logging.getLogger("onnx2jax.export")
 def export(
     model: Any,
     path: str | os.PathLike[str],
-    *,
-    dims: Mapping[str, int | str] | None,
+    dims: Mapping[str, int | str],
     constraints: Sequence[str],
     platforms: Sequence[str] | None,
     weights: Literal["beside", "inside"],
@@ -85,17 +84,17 @@ def export(
         raise NotADirectoryError(f"{str(folder)!r} is a file; export writes a folder")
     _check(model)
     params = dict(model.params) if weights == "beside" else {}
-    fixed = dims or {}
     names = {"inputs": [v.name for v in model.inputs], "outputs": [v.name for v in model.outputs]}
     about: dict[str, Any] = {"format": format, **names, "constraints": [], "jax": jax.__version__}
-    with compat.enable_x64(), explained(lambda: free_dimensions(model.inputs, fixed)):
+    with compat.enable_x64(), explained(lambda: free_dimensions(model.inputs, dims)):
         if format == "stablehlo":
-            shapes = symbolic(model.inputs, fixed, in_symbols(model.inputs, fixed, constraints))
-            exported = _lowered(model, stablehlo.function(model, params, shapes), platforms or ("cpu",), shapes)
+            shapes = symbolic(model.inputs, dims, in_symbols(model.inputs, dims, constraints))
+            positional = stablehlo.positional(model, *_function(model, params, shapes))
+            exported = _lowered(model, positional, platforms or ("cpu",), shapes)
             name, program = BYTECODE, exported.mlir_module_serialized
             about |= stablehlo.about(model, exported, params)
         else:
-            exported, multiples, bounds = _with_multiples(model, params, fixed, constraints, platforms)
+            exported, multiples, bounds = _with_multiples(model, params, dims, constraints, platforms)
             name, program = PROGRAM, _serialized(exported, vjp_order)
             about |= {"constraints": bounds} | ({"multiples": multiples} if multiples else {})
     files: dict[str, atomic.Write] = {name: lambda file: file.write(program)}
@@ -127,7 +126,7 @@ def _check_arguments(format: str, platforms: Sequence[str] | None, weights: str,
 
 
 def _function(model: Any, params: Mapping[str, Any], shapes: Mapping[str, Any]) -> tuple[Any, list[Any]]:
-    """The model as a jitted function of weights by name, inputs by name and perhaps a key; and the arguments' types."""
+    """The model as a function of weights by name, inputs by name and perhaps a key; and the arguments' types."""
 
     def program(weights: Mapping[str, Any], inputs: Mapping[str, Any], *rng: Any) -> dict[str, Any]:
         results = model.apply(weights, *(inputs[v.name] for v in model.inputs), rng=rng[0] if rng else None)
@@ -137,7 +136,7 @@ def _function(model: Any, params: Mapping[str, Any], shapes: Mapping[str, Any]) 
     weights = {n: jax.ShapeDtypeStruct(np.shape(v), v.dtype) for n, v in params.items()}
     inputs = {v.name: jax.ShapeDtypeStruct(shapes[v.name], v.type.dtype) for v in model.inputs}
     keys = [jax.eval_shape(lambda: jax.random.key(0))] if model.graph.draws else []
-    return jax.jit(program), [weights, inputs, *keys]
+    return program, [weights, inputs, *keys]
 
 
 def _with_multiples(
@@ -159,17 +158,18 @@ def _with_multiples(
         multiples = model.spec.groups.multiples(dims)
     if multiples:
         _LOGGER.info("%s, as nodes refuse others", _steps(multiples))
-    candidates, found = images(model.inputs, dims), list[str]()
+    candidates, learnt = images(model.inputs, dims), list[str]()
     free = free_dimensions(model.inputs, dims)
     first: Exception | None = None
     deadline: float | None = None
     while True:
-        bounds = [*in_symbols(model.inputs, dims, constraints, multiples), *found]
+        bounds = [*in_symbols(model.inputs, dims, constraints, multiples), *learnt]
         shapes = symbolic(model.inputs, dims, bounds, multiples)
         try:
-            function, names = _function(model, params, shapes), platforms or ("cpu", "cuda", "tpu")
+            function, types = _function(model, params, shapes)
+            names = platforms or ("cpu", "cuda", "tpu")
             with progress.stage(f"lowering for {', '.join(names)}{_under(bounds)}"):
-                return _lowered(model, function, names, shapes), multiples, bounds
+                return _lowered(model, (jax.jit(function), types), names, shapes), multiples, bounds
         except (UnsupportedError, OperatorError, KnownValueError) as e:
             first = first or e
             if fixes := _fixes(str(e), model.inputs, free, multiples):
@@ -185,8 +185,8 @@ def _with_multiples(
                 )
                 raise first from first.__cause__
             new = requirements(str(e), free, bounds)
-            if new and len(found) < MOST:
-                found, first = found + new, None
+            if new and len(learnt) < MOST:
+                learnt, first = learnt + new, None
                 _LOGGER.info("another attempt, which requires %s", ", ".join(new))
                 continue
             if isinstance(e, KnownValueError):
@@ -195,7 +195,7 @@ def _with_multiples(
             steps = {n: 2 * multiples.get(n, 1) for n in named}
             if not steps or max(steps.values()) > STEPS:
                 raise first from first.__cause__
-            multiples, found = multiples | steps, []  # bounds are of symbols, which count other steps now
+            multiples, learnt = multiples | steps, []  # bounds are of symbols, which count other steps now
             _LOGGER.info("another attempt, with %s", _steps(steps))
 
 
@@ -268,8 +268,8 @@ def _advice(extents: Sequence[str], names: Mapping[str, str]) -> str:
 def _check(model: Any) -> None:
     """Raise for models that no exported program can represent."""
     if model.placement is not None:
-        given = "stages=" if isinstance(model.placement, Staged) else "mesh="
-        raise ShardingError(f"the model is on several devices, and a program is for one: convert it without {given}")
+        option = "stages=" if isinstance(model.placement, Staged) else "mesh="
+        raise ShardingError(f"the model is on several devices, and a program is for one: convert it without {option}")
     for info in model.inputs:
         if not isinstance(info.type, TensorType) or info.type.dtype.hasobject:
             fix = f": fix it, convert(..., static={{{info.name!r}: strings}})" if info.shape is not None else ""
@@ -292,8 +292,8 @@ def _serialized(exported: jax_export.Exported, vjp_order: int) -> bytes:
 
 def _write(folder: Path, about: Mapping[str, Any], files: Mapping[str, atomic.Write]) -> None:
     def described(placed: Mapping[Path, Path]) -> bytes:
-        provisional = {path.name: own.name for path, own in placed.items() if own != path}
-        return json.dumps({**about, **({"files": provisional} if provisional else {})}, indent=2).encode()
+        provisional = {path.name: copy.name for path, copy in placed.items() if copy != path}
+        return json.dumps({**about} | ({"files": provisional} if provisional else {}), indent=2).encode()
 
     folder.mkdir(parents=True, exist_ok=True)
     older = {*FILES, *files_of(folder).values()}

@@ -107,14 +107,4 @@ class Exports:
         """
         from .export import export
 
-        return export(
-            self,
-            path,
-            dims=dims,
-            constraints=constraints,
-            platforms=platforms,
-            weights=weights,
-            text=text,
-            format=format,
-            vjp_order=vjp_order,
-        )
+        return export(self, path, dims or {}, constraints, platforms, weights, text, format, vjp_order)

@@ -3,52 +3,50 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import jax
 from jax import export
 
 from ...errors import InputShapeError, UnsupportedError
-from ...proto.types import ValueInfo
-from ..calls.outputs import exportable
 
 KEY: Final = "rng"
 """The argument of a model that draws random numbers: two words, ``jax.random.key_data`` of a threefry key."""
 
 
-def function(model: Any, params: Mapping[str, Any], shapes: Mapping[str, Any]) -> tuple[Any, list[Any]]:
-    """The model as a jitted function of inputs, a key's words if it draws, and weights; and the arguments' types.
+def positional(model: Any, program: Callable[..., dict[str, Any]], types: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """A model as a jitted function of inputs, a key's words if it draws, and weights; and the arguments' types.
+
+    Args:
+        model: the model.
+        program, types: it as a function of weights by name, inputs by name and perhaps a key, and their types.
 
     Raises:
         InputShapeError: an extent is symbolic.
     """
-    if names := free(shapes):
+    weights, inputs, *keys = types
+    if names := free({name: kind.shape for name, kind in inputs.items()}):
         raise InputShapeError(
             f"dimensions {', '.join(names)} are free, and a StableHLO program has fixed extents: "
             f"export(..., format='stablehlo', dims={{{', '.join(f'{n!r}: 1' for n in names)}}})"
         )
-    count = len(model.inputs)
+    words = [jax.ShapeDtypeStruct((2,), "uint32") for _ in keys]
 
     def main(*arrays: Any) -> tuple[Any, ...]:
-        inputs, arrays = arrays[:count], arrays[count:]
-        keys = [jax.random.wrap_key_data(arrays[0], impl="threefry2x32")] if model.graph.draws else []
-        weights = dict(zip(params, arrays[len(keys) :], strict=True))
-        results = model.apply(weights, *inputs, rng=keys[0] if keys else None)
-        returned = exportable(model.outputs, results)
-        for info, result in zip(model.outputs, returned, strict=True):
-            if isinstance(result, list):
+        rest = iter(arrays)
+        feeds = {name: next(rest) for name in inputs}
+        rng = [jax.random.wrap_key_data(next(rest), impl="threefry2x32") for _ in words]
+        results = program({name: next(rest) for name in weights}, feeds, *rng)
+        for info in model.outputs:
+            if isinstance(results[info.name], list):
                 raise UnsupportedError(
                     f"output {info} is a sequence, and a StableHLO program returns arrays: format='jax' returns it, "
                     "or leave it out, model.cut(outputs=[...])"
                 )
-        return returned
+        return tuple(results[v.name] for v in model.outputs)
 
-    types = [jax.ShapeDtypeStruct(shapes[v.name], v.type.dtype) for v in model.inputs]
-    words = [jax.ShapeDtypeStruct((2,), "uint32")] if model.graph.draws else []
-    return jax.jit(main, keep_unused=True), types + words + [
-        jax.ShapeDtypeStruct(v.shape, v.dtype) for v in params.values()
-    ]
+    return jax.jit(main, keep_unused=True), [*inputs.values(), *words, *weights.values()]
 
 
 def about(model: Any, exported: export.Exported, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,8 +60,7 @@ def about(model: Any, exported: export.Exported, params: Mapping[str, Any]) -> d
             f"the program calls {', '.join(calls)}, which XLA for {exported.platforms[0]} has and StableHLO has not: "
             "export(..., platforms=['tpu']) may do without, and format='jax' keeps them"
         )
-    inputs: Sequence[ValueInfo] = model.inputs
-    names = [("input", v.name) for v in inputs] + [("key", KEY)] * bool(model.graph.draws)
+    names = [("input", v.name) for v in model.inputs] + [("key", KEY)] * bool(model.graph.draws)
     names += [("weight", name) for name in params]
     return {
         "function": "main",
