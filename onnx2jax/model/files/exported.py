@@ -126,9 +126,9 @@ class ExportedModel(Printed):
             try:
                 return self._jitted(self._weights, values, *keys)
             except ValueError as e:
-                given = ", ".join(f"{n}: {list(np.shape(v))}" for n, v in values.items())
+                shapes = ", ".join(f"{n}: {list(np.shape(v))}" for n, v in values.items())
                 where = "".join(f", where {c}" for c in self._constraints)  # missing in JAX's message
-                raise InputShapeError(f"the exported program is {self!r}{where}, and is given {given}: {e}") from None
+                raise InputShapeError(f"the exported program is {self!r}{where}, and is given {shapes}: {e}") from None
             except NotImplementedError as e:
                 if "call_exported" not in str(e):
                     raise
@@ -153,13 +153,13 @@ class ExportedModel(Printed):
 def _without_vjp(exported: export.Exported) -> Callable[..., Any]:
     """The program as a function whose differentiation raises where it starts, rather than in a backward pass."""
 
-    def refuse(*_: Any) -> Any:
+    def reject(*_: Any) -> Any:
         raise UnsupportedError(
             "the exported program has no gradient: export the model with it, export(..., vjp_order=1)"
         )
 
     call = jax.custom_vjp(lambda *arguments: exported.call(*arguments))
-    call.defvjp(refuse, refuse)
+    call.defvjp(reject, reject)
     return call
 
 

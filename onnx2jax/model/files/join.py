@@ -76,10 +76,10 @@ def _opened(model: Any, which: str) -> Opened:
             "max_size": dict(model.spec.max_size),
             "rebatch": model.spec.groups is not None,
         }
-        if given := [n for n, v in options.items() if v]:
+        if option := next((n for n, v in options.items() if v), ""):
             raise UnsupportedError(
-                f"the {which} model was converted with {given[0]}=, which is not in its file: join the files, and pass "
-                f"it to join(..., {given[0]}=...)"
+                f"the {which} model was converted with {option}=, which is not in its file: join the files, and pass "
+                f"it to join(..., {option}=...)"
             )
     opened = open_model(model)
     message = opened.message
@@ -147,9 +147,8 @@ def _merge(one: Any, other: Any, connections: Mapping[str, str], prefix: str) ->
     taken = set(_values(one.graph))
     clashes = (set(_values(other.graph)) & taken) - connections.keys()
     values = _new_names(clashes, taken | set(_values(other.graph)), prefix) | dict(connections)
-    labels = {n.name for g in nested_graphs(one.graph) for n in g.node}
-    own = {n.name for g in nested_graphs(other.graph) for n in g.node}
-    nodes = _new_names((labels & own) - {""}, labels | own, prefix)
+    first, second = ({n.name for g in nested_graphs(m.graph) for n in g.node} for m in (one, other))
+    nodes = _new_names((first & second) - {""}, first | second, prefix)
     passed = [v for v in other.graph.output if v.name in connections]
     public = _new_names({v.name for v in passed} & taken, taken | set(values.values()), prefix)
     for value in passed:  # an output that is an input too
@@ -157,21 +156,20 @@ def _merge(one: Any, other: Any, connections: Mapping[str, str], prefix: str) ->
         values[f"{node.name}/output"] = public.get(value.name, value.name)
         value.name = f"{node.name}/output"
         node.output.append(value.name)
-    keep(other.graph.initializer, lambda t: t.name not in connections)
     keep(other.graph.sparse_initializer, lambda t: t.values.name not in connections)
-    keep(other.graph.value_info, lambda v: v.name not in connections)
-    keep(other.graph.input, lambda v: v.name not in connections)
+    for field in ("initializer", "value_info", "input"):
+        keep(getattr(other.graph, field), lambda v: v.name not in connections)
     for graph in nested_graphs(other.graph):
         rename(graph, values, nodes)
     joined, declared = set(connections.values()), {v.name for v in one.graph.value_info}
     one.graph.value_info.extend(v for v in one.graph.output if v.name in joined - declared)
     keep(one.graph.output, lambda v: v.name not in joined)
-    for field in ("node", "initializer", "sparse_initializer", "input", "output", "value_info"):
+    initializers = ("initializer", "sparse_initializer", "quantization_annotation")
+    for field in ("node", *initializers, "input", "output", "value_info"):
         getattr(one.graph, field).extend(getattr(other.graph, field))
-    one.graph.quantization_annotation.extend(other.graph.quantization_annotation)
-    for ours, other_own in ((one, other), (one.graph, other.graph)):
+    for ours, others in ((one, other), (one.graph, other.graph)):
         keys = {e.key for e in ours.metadata_props}
-        ours.metadata_props.extend(e for e in other_own.metadata_props if e.key not in keys)
+        ours.metadata_props.extend(e for e in others.metadata_props if e.key not in keys)
     one.graph.name = f"{one.graph.name}_{other.graph.name}"
     one.ir_version = max(one.ir_version, other.ir_version, 4)
     for field in ("producer_name", "producer_version", "doc_string", "domain", "model_version"):
@@ -194,7 +192,7 @@ def _join_opsets(one: Any, other: Any) -> None:
 def _join_functions(one: Any, other: Any, prefix: str) -> None:
     """Merge the functions; rename those whose name means something else in the other model."""
     mine, theirs = ({_key(f): f.SerializeToString(deterministic=True) for f in m.functions} for m in (one, other))
-    called, calls = set(_calls(one)), set(_calls(other))
+    called, calls = ({_called(node) for node in _nodes(m)} for m in (one, other))
     _rename_functions(one, {k for k in mine if k in calls and k not in theirs}, "first")
     clashes = {k for k, f in theirs.items() if mine.get(k, f) != f or (k in called and k not in mine)}
     _rename_functions(other, clashes, re.sub(r"\W+", "_", prefix).strip("_"))
@@ -206,21 +204,17 @@ def _key(function: Any) -> Key:
     return normal_domain(function.domain), function.name, function.overload
 
 
-def _calls(message: Any) -> Iterator[Key]:
-    for node in _nodes(message):
-        yield normal_domain(node.domain), node.op_type, node.overload
+def _called(node: Any) -> Key:
+    return normal_domain(node.domain), node.op_type, node.overload
 
 
 def _nodes(message: Any) -> Iterator[Any]:
     """All nodes of a model, those of functions included."""
-    for graph in nested_graphs(message.graph):
-        yield from graph.node
-    for function in message.functions:
-        for node in function.node:
-            yield node
-            for inner in subgraphs(node):
-                for graph in nested_graphs(inner):
-                    yield from graph.node
+    of_functions = [node for function in message.functions for node in function.node]
+    yield from of_functions
+    for outer in (message.graph, *(graph for node in of_functions for graph in subgraphs(node))):
+        for graph in nested_graphs(outer):
+            yield from graph.node
 
 
 def _rename_functions(message: Any, keys: set[Key], prefix: str) -> None:
@@ -228,7 +222,7 @@ def _rename_functions(message: Any, keys: set[Key], prefix: str) -> None:
         if _key(function) in keys:
             function.name = f"{prefix}_{function.name}"
     for node in _nodes(message):
-        if (normal_domain(node.domain), node.op_type, node.overload) in keys:
+        if _called(node) in keys:
             node.op_type = f"{prefix}_{node.op_type}"
 
 
@@ -242,26 +236,25 @@ def _values(graph: Any) -> Iterator[str]:
 
 def _new_names(clashes: Iterable[str], taken: set[str], prefix: str) -> dict[str, str]:
     """Unused names for those that clash, by old name."""
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for name in sorted(clashes):
         new = prefix + name
-        while new in taken:
+        while new in taken or new in names.values():
             new = prefix + new
-        found[name] = new
-        taken = taken | {new}
-    return found
+        names[name] = new
+    return names
 
 
 def _unified_dimensions(
     one: Any, other: Any, connections: Mapping[str, str], prefix: str
 ) -> tuple[dict[str, str | int], dict[str, str | int]]:
     """New names or extents for the dimension variables of both graphs, unified along the connections."""
-    given, wanted = ({v.name: to_value_info(v) for v in vs} for vs in (one.output, other.input))
+    outputs, inputs = ({v.name: to_value_info(v) for v in vs} for vs in (one.output, other.input))
     mine: dict[str, str | int] = {}
     theirs: dict[str, str | int] = {}
     for name, output in connections.items():
-        where = f"output {given[output]} of the first model does not match input {wanted[name]} of the second"
-        for a, b in _extent_pairs(given[output].type, wanted[name].type, where):
+        where = f"output {outputs[output]} of the first model does not match input {inputs[name]} of the second"
+        for a, b in _extent_pairs(outputs[output].type, inputs[name].type, where):
             a = mine.get(a, a) if isinstance(a, str) else a
             b = theirs.get(b, b) if isinstance(b, str) and not isinstance(theirs.get(b), str) else b
             if isinstance(a, int) and isinstance(b, int) and a != b:
@@ -270,34 +263,34 @@ def _unified_dimensions(
                 theirs.setdefault(b, a)
             elif isinstance(a, str) and isinstance(b, int):
                 mine[a] = b
-    variables, own = (set(_variables(g)) for g in (one, other))
+    first, second = (set(_variables(g)) for g in (one, other))
     theirs = {n: mine.get(d, d) if isinstance(d, str) else d for n, d in theirs.items()}
-    return mine, _new_names((own & variables) - theirs.keys(), own | variables, prefix) | theirs
+    return mine, _new_names((first & second) - theirs.keys(), first | second, prefix) | theirs
 
 
-def _extent_pairs(given: Any, wanted: Any, where: str) -> Iterator[tuple[Any, Any]]:
+def _extent_pairs(actual: Any, required: Any, where: str) -> Iterator[tuple[Any, Any]]:
     """The corresponding extents of two types.
 
     Raises:
         InputTypeError, InputShapeError: they are of different kinds, element types or ranks.
     """
-    if given is None or wanted is None:
+    if actual is None or required is None:
         return
-    if isinstance(given, TensorType) and isinstance(wanted, TensorType):
-        if given.dtype != wanted.dtype:
-            raise InputTypeError(f"{where}: {given.dtype} is not {wanted.dtype}")
-        if given.shape is not None and wanted.shape is not None:
-            if len(given.shape) != len(wanted.shape):
-                raise InputShapeError(f"{where}: rank {len(given.shape)} is not {len(wanted.shape)}")
-            yield from zip(given.shape, wanted.shape, strict=True)
-    elif type(given) is not type(wanted):
+    if isinstance(actual, TensorType) and isinstance(required, TensorType):
+        if actual.dtype != required.dtype:
+            raise InputTypeError(f"{where}: {actual.dtype} is not {required.dtype}")
+        if actual.shape is not None and required.shape is not None:
+            if len(actual.shape) != len(required.shape):
+                raise InputShapeError(f"{where}: rank {len(actual.shape)} is not {len(required.shape)}")
+            yield from zip(actual.shape, required.shape, strict=True)
+    elif type(actual) is not type(required):
         raise InputTypeError(where)
-    elif isinstance(given, SequenceType | OptionalType):
-        yield from _extent_pairs(given.element, wanted.element, where)
-    elif isinstance(given, MapType):
-        if given.key != wanted.key:
+    elif isinstance(actual, SequenceType | OptionalType):
+        yield from _extent_pairs(actual.element, required.element, where)
+    elif isinstance(actual, MapType):
+        if actual.key != required.key:
             raise InputTypeError(where)
-        yield from _extent_pairs(given.value, wanted.value, where)
+        yield from _extent_pairs(actual.value, required.value, where)
 
 
 def _types(graph: Any) -> Iterator[Any]:

@@ -171,18 +171,16 @@ def _configure(model: Any, message: Any, name: str) -> None:
         raise ShardingError(
             f"configuration={name!r} names the placement of a model on a mesh: save(convert(..., mesh=mesh), path, ...)"
         )
-    found, shardings = configured(model.graph, model.params, placement, name)
-    write_configuration(message, found)
+    configuration, annotations = configured(model.graph, model.params, placement, name)
+    write_configuration(message, configuration)
     for node in message.graph.node:
-        own = node.op_type, tuple(node.output)
-        if own in shardings:
-            write_node(node, name, shardings[own])
+        if annotation := annotations.get((node.op_type, tuple(node.output))):
+            write_node(node, name, annotation)
 
 
 def _assign(opened: Opened, values: Mapping[str, Any]) -> None:
-    found = {}
-    for name, tensor in weights(opened.message):
-        found[name] = tensor
+    of_file = dict(weights(opened.message))
+    for name, tensor in of_file.items():
         if name not in values:
             continue
         sparse = not hasattr(tensor, "data_type")
@@ -192,8 +190,8 @@ def _assign(opened: Opened, values: Mapping[str, Any]) -> None:
             _assign_sparse(opened, tensor, array)
         else:
             opened.assign(tensor, array)
-    for name in values.keys() - found.keys():
-        near = nearest(name, found)
+    for name in values.keys() - of_file.keys():
+        near = nearest(name, of_file)
         raise InputNameError(f"params has {name!r}, but no tensor of the file has that name; there are {near}")
 
 
@@ -237,8 +235,8 @@ def _external(
         for tensor, _ in every:
             if tensor.data_location == EXTERNAL:
                 data = bytes(opened.data(tensor))
-                for field in ("external_data", "data_location"):
-                    tensor.ClearField(field)
+                tensor.ClearField("external_data")
+                tensor.ClearField("data_location")
                 opened.put(tensor, data)
         return []
     move = external_data is not None or _size(opened, every) > INLINE_LIMIT
@@ -315,7 +313,7 @@ def _locations(path: Path) -> set[str]:
         message = read_model(path)
     except (ModelError, OSError):
         return set()
-    return {e.value for t, _ in tensors(message) for e in t.external_data if e.key == "location"}
+    return {_location(tensor) for tensor, _ in tensors(message)} - {""}
 
 
 def _size(opened: Opened, every: list[tuple[Any, str]]) -> int:
