@@ -25,7 +25,6 @@ _BRANCHES: Final = re.compile(r"branch_computations=\{([^}]*)\}|(?:true|false)_c
 KINDS: Final = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 _COLLECTIVE: Final = re.compile(rf"= (\(.*?\)|\S+) ({'|'.join(KINDS)})(-start)?\(")
 
-_SIZES: Final = {"pred": 1.0, "token": 0.0, "s4": 0.5, "u4": 0.5, "s2": 0.25, "u2": 0.25}
 _FREE: Final = frozenset(
     (
         *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "bitcast-convert", "after-all"),
@@ -61,17 +60,24 @@ class Counts:
     """What a run of a program does on one device.
 
     Attributes:
-        bytes: operands and results of all kernels; of a buffer updated in place what is written.
         kernels: how many run.
-        cycles: the TPU compiler's estimate; 0 for other targets.
-        bytes_by_scope, cycles_by_scope: the same by ``op_name``, the stack of scopes in which a kernel was traced.
+        bytes_by_scope, cycles_by_scope: bytes and cycles by ``op_name``, the stack of scopes in which a kernel was
+            traced.
     """
 
-    bytes: int = 0
     kernels: int = 0
-    cycles: int = 0
     bytes_by_scope: Counter[str] = field(default_factory=Counter)
     cycles_by_scope: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def bytes(self) -> int:
+        """Operands and results of all kernels; of a buffer updated in place what is written."""
+        return self.bytes_by_scope.total()
+
+    @property
+    def cycles(self) -> int:
+        """The TPU compiler's estimate; 0 for other targets."""
+        return self.cycles_by_scope.total()
 
     @property
     def by_scope(self) -> Counter[str]:
@@ -91,10 +97,9 @@ def count(text: str) -> Counts:
     (64, 1)
     """
     computations, entry = _computations(text)
-    found = Counts()
-    if entry:
-        _run(entry, 1, computations, found)
-    return found
+    counts = Counts()
+    _run(entry, 1, computations, counts)
+    return counts
 
 
 def nbytes(shape: str) -> int:
@@ -135,26 +140,25 @@ def _bytes(arrays: Iterable[tuple[str, str]]) -> int:
 
 
 def _itemsize(dtype: str) -> float:
-    if dtype in _SIZES:
-        return _SIZES[dtype]
+    """The bytes of an element; 0 of a token."""
     bits = re.search(r"\d+", dtype)
-    return int(bits[0]) / 8 if bits else 0.0
+    return int(bits[0]) / 8 if bits else float(dtype == "pred")
 
 
 def _computations(text: str) -> tuple[dict[str, dict[str, HloInstruction]], str]:
     """Instructions by name, by computation; and the name of the entry computation."""
-    found: dict[str, dict[str, HloInstruction]] = {}
+    computations: dict[str, dict[str, HloInstruction]] = {}
     current, entry = dict[str, HloInstruction](), ""
     for line in text.splitlines():
         if head := _COMPUTATION.match(line):
-            current = found[head[2]] = {}
+            current = computations[head[2]] = {}
             entry = head[2] if head[1] else entry
         elif instruction := _INSTRUCTION.match(line):
             end = _type_end(instruction[2])
             if rest := _OPCODE.match(instruction[2][end:]):
                 operands = _NAME.findall(rest[2][: _closing(rest[2])])
                 current[instruction[1]] = HloInstruction(instruction[2][:end], rest[1], operands, line)
-    return found, entry
+    return computations, entry
 
 
 def _type_end(text: str) -> int:
@@ -172,31 +176,28 @@ def _closing(text: str) -> int:
     return len(text)
 
 
-def _run(name: str, times: int, computations: Computations, found: Counts) -> None:
-    """Add what a computation does, so many times."""
-    own = computations.get(name, {})
-    for key, instruction in own.items():
+def _run(name: str, times: int, computations: Computations, counts: Counts) -> None:
+    """Add a computation's counts, times the number of its runs."""
+    computation = computations.get(name, {})
+    for key, instruction in computation.items():
         line, opcode = instruction.line, instruction.opcode
         if opcode == "while":
-            _run(_called(instruction, "body"), times * _trips(instruction, computations), computations, found)
+            _run(_called(instruction, "body"), times * _trips(instruction, computations), computations, counts)
         elif opcode == "conditional":
             if branches := _BRANCHES.search(line):  # one of them runs
-                _run((branches[1] or branches[2]).split(",")[0].lstrip(" %"), times, computations, found)
+                _run((branches[1] or branches[2]).split(",")[0].lstrip(" %"), times, computations, counts)
         elif opcode == "call":
-            _run(_called(instruction, "to_apply"), times, computations, found)
+            _run(_called(instruction, "to_apply"), times, computations, counts)
         elif opcode not in _FREE and not opcode.endswith(("-done", "-update")):
             if opcode.endswith("-start") and not opcode.startswith(("all-", "collective-")):
                 continue  # a copy between memories of the chip: who reads it is counted
-            size = _moved(instruction, own, computations)
             scope = re.search(r'op_name="([^"]*)"', line)
             cycles = re.search(r'"estimated_cycles":"(\d+)"', line)
             where = scope[1] if scope else key
-            found.bytes += times * size
-            found.kernels += times
-            found.bytes_by_scope[where] += times * size
+            counts.kernels += times
+            counts.bytes_by_scope[where] += times * _moved(instruction, computation, computations)
             if cycles and int(cycles[1]) < _NO_ESTIMATE:
-                found.cycles += times * int(cycles[1])
-                found.cycles_by_scope[where] += times * int(cycles[1])
+                counts.cycles_by_scope[where] += times * int(cycles[1])
 
 
 _SLICES: Final = ("slice", "dynamic-slice", "gather")
@@ -218,11 +219,11 @@ class _Update(NamedTuple):
     read: int = 0
 
 
-def _moved(instruction: HloInstruction, own: Computation, computations: Computations) -> int:
+def _moved(instruction: HloInstruction, computation: Computation, computations: Computations) -> int:
     """The bytes that a kernel reads and writes: of operands that are only sliced, the slices."""
-    sizes, written = _sizes(instruction, own), nbytes(instruction.shape) - _workspace(instruction)
+    sizes, written = _sizes(instruction, computation), nbytes(instruction.shape) - _workspace(instruction)
     read = _parts_read(instruction, sizes, computations)
-    for update in _updates(instruction, own, computations):
+    for update in _updates(instruction, computation, computations):
         written += update.written - sizes[update.operand]  # the result is as large as the buffer
         read[update.operand] = update.read
     return written + sum(read.get(operand, size) for operand, size in enumerate(sizes))
@@ -236,23 +237,23 @@ def _workspace(instruction: HloInstruction) -> int:
     return nbytes(last[1]) if last else 0
 
 
-def _sizes(instruction: HloInstruction, own: Computation) -> list[int]:
+def _sizes(instruction: HloInstruction, computation: Computation) -> list[int]:
     """The bytes of each operand."""
-    return [nbytes(own[n].shape) if n in own else 0 for n in instruction.operands]
+    return [nbytes(computation[n].shape) if n in computation else 0 for n in instruction.operands]
 
 
 def _parts_read(instruction: HloInstruction, sizes: Sequence[int], computations: Computations) -> dict[int, int]:
     """The bytes that a kernel reads of operands, by position, where instructions of it say which."""
     if instruction.opcode in _SLICES:
         return {0: min(sizes[0], nbytes(instruction.shape))}
-    inside = computations.get(_called(instruction, "calls"), {}) if instruction.opcode == "fusion" else {}
+    inside = _fused(instruction, computations)
     parts = ((_position(i), _read(i, None, inside)) for i in inside.values() if i.opcode == "parameter")
     return {position: read for position, read in parts if position is not None and read}
 
 
-def _updates(instruction: HloInstruction, own: Computation, computations: Computations) -> list[_Update]:
+def _updates(instruction: HloInstruction, computation: Computation, computations: Computations) -> list[_Update]:
     """The buffers that a kernel updates in place."""
-    sizes = _sizes(instruction, own)
+    sizes = _sizes(instruction, computation)
     if instruction.opcode == "dynamic-update-slice":
         return [_Update(0, sizes[1])]
     if instruction.opcode == "scatter":
@@ -260,23 +261,28 @@ def _updates(instruction: HloInstruction, own: Computation, computations: Comput
         combiner = computations.get(_called(instruction, "to_apply"), {})
         times = 1 if combiner and _source(_root(combiner), combiner).opcode == "parameter" else 2
         return [_Update(i, times * sizes[count + 1 + i]) for i in range(count)]
-    if instruction.opcode != "fusion":
+    inside, updates = _fused(instruction, computations), list[_Update]()
+    if not inside:
         return []
-    inside, found = computations.get(_called(instruction, "calls"), {}), list[_Update]()
-    root = _root(inside) if inside else instruction
-    for result in [inside[n] for n in root.operands] if root.opcode == "tuple" else [root] if inside else []:
+    root = _root(inside)
+    for result in [inside[n] for n in root.operands] if root.opcode == "tuple" else [root]:
         writer = _source(result, inside)
         for update in _updates(writer, inside, computations):
             buffer = _source(inside[writer.operands[update.operand]], inside)
             if (position := _position(buffer)) is not None:
-                found.append(update._replace(operand=position, read=_read(buffer, writer, inside)))
-    return found
+                updates.append(update._replace(operand=position, read=_read(buffer, writer, inside)))
+    return updates
 
 
 def _position(instruction: HloInstruction) -> int | None:
     """Which parameter of its computation an instruction is; None if it is none."""
-    found = re.search(r" parameter\((\d+)\)", instruction.line)
-    return int(found[1]) if found else None
+    position = re.search(r" parameter\((\d+)\)", instruction.line)
+    return int(position[1]) if position else None
+
+
+def _fused(instruction: HloInstruction, computations: Computations) -> Computation:
+    """The instructions of a fusion; of other instructions none."""
+    return computations.get(_called(instruction, "calls"), {}) if instruction.opcode == "fusion" else {}
 
 
 def _called(instruction: HloInstruction, attribute: str) -> str:
@@ -288,10 +294,10 @@ def _root(computation: Computation) -> HloInstruction:
     return next(i for i in computation.values() if i.line.lstrip().startswith("ROOT "))
 
 
-def _source(instruction: HloInstruction, own: Computation) -> HloInstruction:
+def _source(instruction: HloInstruction, computation: Computation) -> HloInstruction:
     """What a chain of bitcasts comes from."""
     while instruction.opcode == "bitcast":
-        instruction = own[instruction.operands[0]]
+        instruction = computation[instruction.operands[0]]
     return instruction
 
 
