@@ -80,11 +80,6 @@ CHIPS: Final[Mapping[str, Chip]] = {
 chip there, and JAX on such a machine has one."""
 
 
-def _cuda_plugin() -> str:
-    """The package with XLA's compiler for CUDA: that of jax[cuda13] where it is installed, or of jax[cuda12]."""
-    return "jax_cuda13_plugin" if find_spec("jax_cuda13_plugin") else "jax_cuda12_plugin"
-
-
 def slice_of(name: str) -> Slice:
     """The chips of a name such as ``v5e``, ``v5e:2x2`` or ``h100:8``.
 
@@ -99,7 +94,8 @@ def slice_of(name: str) -> Slice:
             f"{name!r} is no topology; write a chip ({', '.join(CHIPS)}) or several: 'v5e:2x4', 'h100:8'"
         )
     chip = CHIPS[kind]
-    compat.optional(*((_cuda_plugin(), "cuda") if chip.target else ("libtpu", "tpu")))
+    plugin = "jax_cuda13_plugin" if find_spec("jax_cuda13_plugin") else "jax_cuda12_plugin"
+    compat.optional(*((plugin, "cuda") if chip.target else ("libtpu", "tpu")))
     try:
         if chip.target:
             return Slice(name, chip, compat.cuda_topology(chip.target, math.prod(sizes)))

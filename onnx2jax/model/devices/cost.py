@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import jax
-import numpy as np
 
 from ... import compat
 from ...errors import ShardingError, known_keywords
@@ -32,7 +31,7 @@ from ..convert import convert
 from ..reports.summary import mark, node_of, traced
 from . import hlo
 from .chips import Slice, slice_of
-from .explained import Stage, bytes_held, programs
+from .explained import Stage, as_zeros, bytes_held, programs, sizes_by_kind
 from .pipeline import batch_axes
 
 COSTLIEST: Final = 5
@@ -157,8 +156,8 @@ def cost(
         ImportError: XLA's compiler for the chips is not installed.
 
     >>> import onnx2jax
-    >>> found = onnx2jax.cost(onnx2jax.demo_model(), {"data": 1}, dims={"batch": 32})
-    >>> found.parameters, found.input_bytes
+    >>> step = onnx2jax.cost(onnx2jax.demo_model(), {"data": 1}, dims={"batch": 32})
+    >>> step.parameters, step.input_bytes
     (33882, 8192)
     """
     source, target = path_of(source), slice_of(chips) if chips else None
@@ -185,16 +184,13 @@ def cost(
         extents, inputs = _inputs(model, dims or {}, mesh.size // of_weights)
         last = getattr(placement, "parts", [placement])[-1]
         shardings = last.of_inputs(inputs, False)
-        found: list[Stage] = []
+        stages: list[Stage] = []
         on_chip = None
         if compiled and target:
-            found, on_chip = _on_chip(target, model, inputs)
+            stages, on_chip = _on_chip(target, model, inputs)
         elif compiled:
-            found = programs(model, (), inputs)
+            stages = programs(model, (), inputs)
         types: Mapping[str, Any] = model.types
-        exchanges: dict[str, list[int]] = {}
-        for exchange in (e for program in found for e in program.exchanges()):
-            exchanges.setdefault(exchange.kind, []).append(exchange.bytes)
         return Cost(
             axes,
             plan,
@@ -202,12 +198,17 @@ def cost(
             sum(math.prod(t.shape) for t in types.values()),
             max(_held(types, placement).values(), default=0),
             sum(bytes_held(t, shardings[n]) for n, t in inputs.items()),
-            max((p.compiled.memory_analysis().temp_size_in_bytes for p in found), default=0) if found else None,
-            max(int(compat.cost_analysis(p.compiled).get("flops", 0)) for p in found) if found else None,
-            tuple(Exchange(kind, len(sizes), sum(sizes)) for kind, sizes in sorted(exchanges.items())),
+            max((s.compiled.memory_analysis().temp_size_in_bytes for s in stages), default=None),
+            max((int(_flops(s)) for s in stages), default=None),
+            tuple(Exchange(kind, len(sizes), sum(sizes)) for kind, sizes in sorted(sizes_by_kind(stages).items())),
             on_chip,
             isinstance(placement, Staged) or _divides((*placement.params.values(), *shardings.values()), mesh),
         )
+
+
+def _flops(stage: Stage) -> float:
+    """The FLOPs of a program on one device, by XLA's count."""
+    return compat.cost_analysis(stage.compiled).get("flops", 0.0)
 
 
 def _divides(shardings: Iterable[Any], mesh: Any) -> bool:
@@ -221,19 +222,19 @@ def _on_chip(target: Slice, model: Any, inputs: Mapping[str, Any]) -> tuple[list
     # Nodes named by position, for the names of kernels.
     marked = model if is_staged else with_graph(model, mark(model.graph), placement=model.placement)
     try:
-        found = programs(marked, (), inputs)
+        stages = programs(marked, (), inputs)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         return [], OnChip(target.chip.title, target.chip.memory, refused=str(error).splitlines()[0])
     if is_staged:
-        flops = [compat.cost_analysis(stage.compiled).get("flops", 0.0) for stage in found]
+        flops = [_flops(stage) for stage in stages]
     else:
-        zeros = {n: np.broadcast_to(np.zeros((), t.dtype), t.shape) for n, t in inputs.items()}
+        zeros = {n: as_zeros(t) for n, t in inputs.items()}
         counted = traced(marked, dict(model.types), zeros, marked.graph.nodes)[1]
         flops = [counted.total() / model.placement.mesh.size]
-    stages = [_of_program(target, model, stage.compiled, n) for stage, n in zip(found, flops, strict=True)]
-    return found, max(stages, key=lambda s: s.needed or 0)
+    on_chip = [_of_program(target, model, stage.compiled, n) for stage, n in zip(stages, flops, strict=True)]
+    return stages, max(on_chip, key=lambda program: program.needed or 0)
 
 
 def _of_program(target: Slice, model: Any, compiled: Any, flops: float) -> OnChip:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -49,24 +50,29 @@ def explained(model: Any, args: Sequence[Any], named: Mapping[str, Any]) -> str:
     placement = model.placement
     if placement is None:
         raise ShardingError("the model is on one device; shard it: convert(..., mesh=mesh, shardings='tensor')")
-    staged = int(isinstance(placement, Staged))
-    rows = [("parameter", "shape", *["stage"] * staged, "spec", "bytes a device", "why not divided")]
+    stages = placement.parts if isinstance(placement, Staged) else ()
+    rows = [("parameter", "shape", *["stage"][: len(stages)], "spec", "bytes a device", "why not divided")]
     for name, kind in model.types.items():
         sharding = placement.params[name]
-        held = f"{bytes_held(kind, sharding):,}"
+        size = f"{bytes_held(kind, sharding):,}"
         stage = [str(placement.homes[name])] if isinstance(placement, Staged) else []
-        rows.append((name, str(list(kind.shape)), *stage, str(sharding.spec), held, placement.reasons.get(name, "")))
-    head = str(placement).split("\n")
-    count = len(placement.parts) if isinstance(placement, Staged) else 0
-    parts = ["\n".join(head[: 1 + count]), table(rows, _WIDTH)]
+        rows.append((name, str(list(kind.shape)), *stage, str(sharding.spec), size, placement.reasons.get(name, "")))
+    head = str(placement).split("\n")[: 1 + len(stages)]
+    texts = ["\n".join(head), table(rows, _WIDTH)]
     if args or named:
-        found = [c for stage in programs(model, args, named) for c in stage.exchanges()]
-        exchanges = [("collective", "number", "bytes on a device")]
-        for kind in (*KINDS, *[BETWEEN_STAGES] * staged):
-            own = [c.bytes for c in found if c.kind == kind]
-            exchanges.append((kind, str(len(own)), f"{sum(own):,}"))
-        parts.append(table(exchanges, _WIDTH))
-    return "\n\n".join(parts)
+        sizes = sizes_by_kind(programs(model, args, named))
+        kinds = [*KINDS, BETWEEN_STAGES] if stages else KINDS
+        exchanges = [(kind, str(len(sizes[kind])), f"{sum(sizes[kind]):,}") for kind in kinds]
+        texts.append(table([("collective", "number", "bytes on a device"), *exchanges], _WIDTH))
+    return "\n\n".join(texts)
+
+
+def sizes_by_kind(stages: Iterable[Stage]) -> defaultdict[str, list[int]]:
+    """The bytes of each exchange of some programs, by kind."""
+    sizes = defaultdict[str, list[int]](list)
+    for exchange in (e for stage in stages for e in stage.exchanges()):
+        sizes[exchange.kind].append(exchange.bytes)
+    return sizes
 
 
 def bytes_held(kind: Any, sharding: Any) -> int:
@@ -83,9 +89,9 @@ def programs(model: Any, args: Sequence[Any], named: Mapping[str, Any]) -> list[
     """
     placement = model.placement
     with compat.enable_x64():
-        given = _each(_zeros, arguments.by_name(model.inputs, model.optional, args, named))
-        given = arguments.bind(model.inputs, model.optional, (), given)
-        inputs = _each(_type, given)
+        feeds = arguments.by_name(model.inputs, model.optional, args, named)
+        feeds = arguments.bind(model.inputs, model.optional, (), {n: as_zeros(v) for n, v in feeds.items()})
+        inputs = {n: _type(v) for n, v in feeds.items()}
         key = jax.eval_shape(lambda: jax.random.key(0))
         if isinstance(placement, Staged):
             return _stage_programs(model, inputs, key)
@@ -101,15 +107,15 @@ def _stage_programs(model: Any, inputs: Mapping[str, Any], key: Any) -> list[Sta
     types: dict[str, Any] = dict(inputs)
     fixed: dict[str, np.ndarray] = dict(model.static)
     stage_of: dict[str, int] = {}
-    found = []
+    stages = []
     for segment in pipeline.segments:
         compiled, results = _lowered(model, segment, types, fixed, key)
         types |= results
         others = {n: types[n] for n in segment.inputs if n in types and stage_of.get(n, segment.stage) != segment.stage}
         shardings = segment.placement.of_inputs(others, False)
-        found.append(Stage(segment.placement, compiled, [bytes_held(t, shardings[n]) for n, t in others.items()]))
+        stages.append(Stage(segment.placement, compiled, [bytes_held(t, shardings[n]) for n, t in others.items()]))
         stage_of |= {v.name: segment.stage for v in segment.graph.outputs}
-    return found
+    return stages
 
 
 def _lowered(
@@ -117,25 +123,23 @@ def _lowered(
 ) -> tuple[Any, dict[str, Any]]:
     """The program of a stage and its output types; adds outputs computed from shapes alone to ``fixed``."""
     known = Constants({}, {n: fixed[n] for n in segment.inputs if n in fixed})
-    names = [v.name for v in segment.graph.outputs]
 
     def call(params: Any, values: Any, key: Any) -> dict[str, Any]:
         context = CallContext(params, known, key if segment.graph.draws else None, params)
         results = segment.program.outputs(values, context)
-        outputs = dict(zip(names, results, strict=True))
+        outputs = {v.name: r for v, r in zip(segment.graph.outputs, results, strict=True)}
         fixed.update((n, r) for n, r in outputs.items() if type(r) is np.ndarray)
         return {n: r for n, r in outputs.items() if n not in fixed}
 
-    own = {n: types[n] for n in segment.inputs if n in types and n not in fixed}
+    inputs = {n: types[n] for n in segment.inputs if n in types and n not in fixed}
     weights = {n: t for n, t in model.types.items() if n in segment.keys}
-    return _compiled(call, segment.placement, weights, own, key)
+    return _compiled(call, segment.placement, weights, inputs, key)
 
 
 def _compiled(
     call: Any, placement: Placement, weights: Mapping[str, Any], inputs: Mapping[str, Any], key: Any
 ) -> tuple[Any, dict[str, Any]]:
     """The program of a call, and its output types."""
-    weights = _each(_type, weights)
     params = _sharded(weights, placement.of_params(weights))
     values = _sharded(inputs, placement.of_inputs(inputs, False))
     rng = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=placement.replicated)
@@ -151,10 +155,6 @@ def _type(value: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(value.shape, value.dtype)
 
 
-def _zeros(value: Any) -> Any:
+def as_zeros(value: Any) -> Any:
     """Broadcast zeros, which take no memory, in place of a ShapeDtypeStruct: arguments are checked as arrays."""
     return np.broadcast_to(np.zeros((), value.dtype), value.shape) if isinstance(value, jax.ShapeDtypeStruct) else value
-
-
-def _each(function: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    return {n: function(v) for n, v in values.items()}

@@ -63,15 +63,15 @@ class Pipeline:
             )
         self.graph: Graph = graph
         self.placement: Staged = placement
-        groups = placement.segments(graph)
-        later = {v.name for v in graph.outputs}
+        wanted = {v.name for v in graph.outputs}
+        passed = wanted - graph.producers.keys()  # inputs that are outputs: of the last segment
         segments: list[Segment] = []
-        for i, (stage, nodes) in reversed(list(enumerate(groups))):
-            own = {n for node in nodes for n in node.outputs if n}
-            passed = later - {n for _, ns in groups for node in ns for n in node.outputs}  # inputs that are outputs
-            part = _subgraph(graph, nodes, [*sorted(own & later), *(passed if i == len(groups) - 1 else ())])
+        for stage, nodes in reversed(placement.segments(graph)):
+            outputs = sorted(wanted & {n for node in nodes for n in node.outputs})
+            part = _subgraph(graph, nodes, [*outputs, *passed])
             segments.append(Segment(stage, part, settings, placement.parts[stage]))
-            later |= {n for node in nodes for n in node.reads}
+            wanted |= {n for node in nodes for n in node.reads}
+            passed = set()
         self.segments: list[Segment] = segments[::-1]
         self._sources = {v.name: s.placement for s in self.segments for v in s.graph.outputs}
         """The devices from which a value comes, to which its gradient has to return."""
@@ -84,12 +84,12 @@ class Pipeline:
 
     def rows(self) -> list[tuple[str, str, str, str, str]]:
         """As ``StagedProgram.rows``, with the devices of each stage as the reason."""
-        rows = []
+        rows: list[Any] = []
         for segment in self.segments:
             devices = ", ".join(str(d.id) for d in segment.placement.mesh.devices.flat)
             why = f"stage {segment.stage} on devices {devices}"
             rows += [(kind, n, f"{why}\n{more}".strip(), *rest) for kind, n, more, *rest in segment.program.rows()]
-        return rows  # type: ignore[return-value]
+        return rows
 
     def __call__(self, values: Mapping[str, Any], context: CallContext) -> Outcome:
         """A call, as of a StagedProgram."""
@@ -102,15 +102,15 @@ class Pipeline:
             InputShapeError: the number of microbatches does not divide the batch.
             ShardingError: the caller is inside a jit, or microbatches change the results.
         """
-        _refuse_jit()
+        _check_outside_jit()
         count = self.placement.microbatches
         if not isinstance(params := context.params, DeviceParams):
             # To their home stage first: gradients of weights that stages share are summed there.
             params = jax.device_put(dict(params), plain(self.placement.of_params(params)))
             context = context._replace(params=params)
-        every = [s.bound(context) for s in self.segments]
+        runs = [s.bound(context) for s in self.segments]
         try:
-            results = self._run(every, self._microbatches(values, count), context.rng)
+            results = self._run(runs, self._microbatches(values, count), context.rng)
         except OperatorError as e:
             if count > 1:
                 e.add_note(f"in one of {count} microbatches; if the node needs the whole batch, remove microbatches=")
@@ -121,10 +121,10 @@ class Pipeline:
 
     def _run(self, runs: Sequence[Callable[..., Any]], batches: Sequence[dict[str, Any]], rng: Any) -> tuple[Any, ...]:
         scopes = [dict(batch) for batch in batches]
-        for step in range(len(scopes) + len(self.segments) - 1):
+        for step in range(len(scopes) + len(runs) - 1):
             for i, run in enumerate(runs):
-                if 0 <= step - i < len(scopes):
-                    turn = step - i
+                turn = step - i
+                if 0 <= turn < len(scopes):
                     key = rng if rng is None or len(scopes) == 1 else jax.random.fold_in(rng, turn)
                     scopes[turn].update(run(scopes[turn], key, self._sources))
         last = self.placement.parts[-1]
@@ -194,8 +194,8 @@ class Segment:
             return put(value, plain(self.placement.of_params({name: value}))[name])
 
         if self not in params.by_stage:
-            own = {n: t for n, t in params.types.items() if n in self.keys}
-            params.by_stage[self] = DeviceParams(own, params.read, place)
+            types = {n: t for n, t in params.types.items() if n in self.keys}
+            params.by_stage[self] = DeviceParams(types, params.read, place)
         return params.by_stage[self]
 
     def bound(
@@ -208,18 +208,17 @@ class Segment:
         else:
             weights = {n: params[n] for n in self.keys if n in params}
             weights = jax.device_put(weights, plain(self.placement.of_params(weights)))
-        given = {n: v for n, v in (context.given or {}).items() if n in self.keys}
+        passed = {n: v for n, v in (context.given or {}).items() if n in self.keys}
 
         def run(scope: Mapping[str, Any], rng: Any, sources: Mapping[str, Placement]) -> dict[str, Any]:
-            taken = {n: scope[n] for n in self.inputs if n in scope}
+            reads = {n: scope[n] for n in self.inputs if n in scope}
             # Values computed from shapes alone are NumPy constants, and are compiled in.
             fixed = {n: v for n, v in known.inputs.items() if n in self.inputs}
-            fixed |= {n: v.value for n, v in taken.items() if isinstance(v, _ShapeConstant)}
-            values = {n: _put(self.placement, n, v, sources) for n, v in taken.items() if n not in fixed}
+            fixed |= {n: v.value for n, v in reads.items() if isinstance(v, _ShapeConstant)}
+            values = {n: _put(self.placement, n, v, sources) for n, v in reads.items() if n not in fixed}
             key = None if rng is None else _put(self.placement, "", rng, {})
-            results = self.program.outputs(
-                values, CallContext(weights, Constants(known.params, fixed), key, given, context.x32)
-            )
+            constants = Constants(known.params, fixed)
+            results = self.program.outputs(values, CallContext(weights, constants, key, passed, context.x32))
             if self.program.is_one:
                 results = tuple(_ShapeConstant(r) if type(r) is np.ndarray else r for r in results)
             return dict(zip((v.name for v in self.graph.outputs), results, strict=True))
@@ -249,11 +248,11 @@ def batch_axes(inputs: Sequence[ValueInfo]) -> tuple[dict[str, int], str | int |
 
 def _subgraph(graph: Graph, nodes: Sequence[Node], outputs: Sequence[str]) -> Graph:
     """The subgraph of some nodes; its inputs are the values that they read from the other nodes."""
-    own = {n for node in nodes for n in node.outputs}
+    computed = {n for node in nodes for n in node.outputs}
     reads = dict.fromkeys([*(n for node in nodes for n in node.reads), *outputs])
     known = {v.name: v for v in (*graph.value_info.values(), *graph.inputs, *graph.outputs)}
     declared = {v.name for v in graph.inputs}
-    outside = [n for n in reads if n not in own and (n in declared or n not in graph.initializers)]
+    outside = [n for n in reads if n not in computed and (n in declared or n not in graph.initializers)]
     return replace(
         graph,
         nodes=tuple(nodes),
@@ -284,8 +283,8 @@ def _put(placement: Placement, name: str, value: Any, sources: Mapping[str, Plac
         return value
     key = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 
-    def sharding(own: Placement) -> Any:
-        return plain({name: own.replicated} if key else own.of_inputs({name: value}, False))[name]
+    def sharding(of: Placement) -> Any:
+        return plain({name: of.replicated} if key else of.of_inputs({name: value}, False))[name]
 
     return jax.device_put(value, sharding(placement), src=sharding(sources[name]) if name in sources else None)
 
@@ -304,7 +303,7 @@ def _concatenated(output: ValueInfo, values: Sequence[Any], batch: str | int | N
     return jnp.concatenate([jnp.asarray(v) for v in values], axis)
 
 
-def _refuse_jit() -> None:
+def _check_outside_jit() -> None:
     if compat.in_a_program():
         raise ShardingError(
             "a model with pipeline stages is several programs on different devices, which one jax.jit (or scan, "
@@ -320,17 +319,15 @@ def costs(model_type: Any, imported: Imported) -> list[float]:
     first reader's.
     """
     sizes = {n: v.nbytes for n, v in analysis.parameters(imported.graph).items()}
-    held = []
-    for node in imported.graph.nodes:
-        held.append(sum(sizes.pop(n, 0) for n in weights_read(imported.graph, node)))
-    shares = [held]
-    if flops := _flops(model_type, imported):
-        shares.append([flops[i] for i in range(len(held))])
-    shares = [s for s in shares if sum(s)] or [[1] * len(held)]
-    return [sum(s[i] / sum(s) for s in shares) / len(shares) for i in range(len(held))]
+    nodes = imported.graph.nodes
+    weights = [sum(sizes.pop(n, 0) for n in weights_read(imported.graph, node)) for node in nodes]
+    flops = _flops(model_type, imported)
+    shares = [s for s in (weights, [flops[i] for i in range(len(nodes))]) if sum(s)] or [[1] * len(nodes)]
+    return [sum(s[i] / sum(s) for s in shares) / len(shares) for i in range(len(nodes))]
 
 
-def _flops(model_type: Any, imported: Imported) -> Counter[int] | None:
+def _flops(model_type: Any, imported: Imported) -> Counter[int]:
+    """The FLOPs of nodes by position; none where tracing fails."""
     model = model_type(Spec.of(imported))
     marked = mark(model.graph)
     try:
@@ -338,4 +335,4 @@ def _flops(model_type: Any, imported: Imported) -> Counter[int] | None:
             shown = with_outputs(with_graph(model, marked), node_outputs(marked))
             return traced(shown, None, feeds_of(model, {}, {}, abstract=True), marked.nodes)[1]
     except (OnnxError, TypeError):  # it needs the host, or other extents
-        return None
+        return Counter()
