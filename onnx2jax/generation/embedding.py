@@ -65,16 +65,6 @@ class Embedding:
             return self.model
         return self.model.with_params(self.lookup.params)
 
-    @property
-    def params(self) -> Mapping[str, Any]:
-        """The parameters of ``lookup``, by name with ``PREFIX``."""
-        return {} if self.lookup is None else {PREFIX + n: v for n, v in self.lookup.params.items()}
-
-    def merged_with(self, weights: Any) -> Any:
-        """The decoder's DeviceParams merged with those of ``lookup``."""
-        rows = self.lookup
-        return weights if rows is None else weights.merged(PREFIX, rows.weights, list(rows.weights.types))
-
     def __call__(self, params: Mapping[str, Any], tokens: Any) -> Any:
         """Embeddings [batch, count, size] of tokens int[batch, count]; traceable."""
         if self.lookup is None:

@@ -38,8 +38,11 @@ class Graphs:
     first: Model
     caches: Caches
     pairs: dict[str, Buffer]
-    _logits: str
-    _two_files: bool
+    _logits: ValueInfo
+
+    @property
+    def _two_files(self) -> bool:
+        return self.first is not self.model
 
     @cached_property
     def kinds(self) -> dict[str, Kind]:
@@ -94,15 +97,14 @@ class Graphs:
     @cached_property
     def _prefill_model(self) -> Model:
         """The model for prompts: with an input of each one's last position, where that saves computing other logits."""
-        model = self.first if self.first is not self.model else self._full_cache_model
-        graph = None if self._last_logits_only else with_last_logits(model.graph, self._logits)
+        model = self.first if self._two_files else self._full_cache_model
+        graph = None if self._last_logits_only else with_last_logits(model.graph, self._logits.name)
         return model if graph is None else with_graph(model, computed_again(model, graph))
 
     @cached_property
     def _last_logits_only(self) -> bool:
         """Whether the model returns the logits of the last token alone."""
-        shape = next(v.shape for v in self.model.outputs if v.name == self._logits)
-        return bool(shape and shape[1] == 1)
+        return bool(self._logits.shape and self._logits.shape[1] == 1)
 
     @cached_property
     def _probes(self) -> list[Values]:

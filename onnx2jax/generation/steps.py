@@ -62,10 +62,6 @@ class Steps(Graphs):
         others: further inputs that a caller passes, such as the outputs of an encoder.
     """
 
-    model: Model
-    first: Model
-    caches: Caches
-    pairs: dict[str, Buffer]
     vocabulary: int | None
     embedding: Embedding | None
     others: tuple[str, ...]
@@ -76,23 +72,21 @@ class Steps(Graphs):
                 with_graph(model, inline_branch(model.graph, flag.name, past), {flag.name: np.array([past])})
                 for past in (False, True)
             )
-        model, first = with_layer_calls(model), None if first is None else with_layer_calls(first)
         ends = {n for p in caches(model, sized=False).pairs for n in (p.past.name, p.present)}
-        model, first = with_narrow_ends(model, ends), None if first is None else with_narrow_ends(first, ends)
+        model = with_narrow_ends(with_layer_calls(model), ends)
+        first = None if first is None else with_narrow_ends(with_layer_calls(first), ends)
+        self.model, self.first = model, first or model
         self.caches = roles = caches(model)
         self.embedding = Embedding(embed) if embed is not None else None
         self.pairs = {p.past.name: cached.buffer_of(p) for p in roles.pairs}
-        self.model, self.first, self._two_files = model, first or model, first is not None
         for value in roles.others if first else ():  # outputs of the first call that a step only reads
             present = namesake(value.name, {v.name: v for v in self.first.outputs})
             if present is not None and isinstance(value.type, TensorType):
                 axis = next((i for i, d in enumerate(value.shape or ()) if i and not isinstance(d, int)), None)
                 self.pairs[value.name] = cached.Cross(value, present, axis)
         _check_decoder(model, roles, self.pairs)
-        assert roles.logits is not None
-        self._logits = roles.logits
-        shape = next(v.shape for v in model.outputs if v.name == roles.logits)
-        last = shape[-1] if shape else None
+        self._logits = next(v for v in model.outputs if v.name == roles.logits)
+        last = self._logits.shape[-1] if self._logits.shape else None
         self.vocabulary = last if isinstance(last, int) else None
         self.others = tuple(v.name for v in self.first.inputs if v.name not in self._filled_inputs(self.first))
         self.others += self.embedding.others if self.embedding else ()
@@ -100,24 +94,33 @@ class Steps(Graphs):
     @property
     def params(self) -> dict[str, Any]:
         """``model.params``, those of a prefill file that differ (``first/``), and an embedding's (``embed/``)."""
-        first = self.first.params
-        own = {FIRST + n: first[n] for n in self._first_only}
-        return {**self.model.params, **own, **(self.embedding.params if self.embedding else {})}
+        values = {prefix: part.params for prefix, part in self._parts.items()}
+        return {prefix + n: values[prefix][n] for prefix, names in self._names.items() for n in names}
 
     @cached_property
     def weights(self) -> DeviceParams:
         """The parameters on their devices."""
-        weights = self.model.weights
-        weights = weights.merged(FIRST, self.first.weights, self._first_only) if self._first_only else weights
-        return self.embedding.merged_with(weights) if self.embedding else weights
+        weights, parts = self.model.weights, self._parts
+        for prefix, names in self._names.items():
+            if prefix and names:
+                weights = weights.merged(prefix, parts[prefix].weights, names)
+        return weights
+
+    @property
+    def _parts(self) -> dict[str, Model]:
+        """The models of which these are the parameters, by the prefix of their names."""
+        lookup = None if self.embedding is None else self.embedding.lookup
+        parts = {"": self.model, FIRST: self.first if self._two_files else None, PREFIX: lookup}
+        return {prefix: part for prefix, part in parts.items() if part is not None}
 
     @cached_property
-    def _first_only(self) -> list[str]:
-        """Parameters of the prefill file that are not identical to the step file's of the same name."""
-        if not self._two_files:
-            return []
-        ours, theirs = self.model.params, self.first.params
-        return [n for n, v in theirs.items() if n not in ours or not identical(v, ours[n])]
+    def _names(self) -> dict[str, list[str]]:
+        """The parameters of each part; of a prefill file those not identical to the step file's of the same name."""
+        names = {prefix: list(part.types) for prefix, part in self._parts.items()}
+        if self._two_files:
+            ours, theirs = self.model.params, self.first.params
+            names[FIRST] = [n for n, v in theirs.items() if n not in ours or not identical(v, ours[n])]
+        return names
 
     @cached_property
     def quantises_activations(self) -> bool:
@@ -346,7 +349,7 @@ class Steps(Graphs):
         results = results if isinstance(results, tuple) else (results,)
         outputs = dict(zip((v.name for v in model.outputs), results, strict=True))
         presents = {n: outputs[b.present] for n, b in self.pairs.items() if b.present in outputs}
-        return outputs[self._logits], presents
+        return outputs[self._logits.name], presents
 
 
 def _check_room(count: int, cache: Cache) -> None:

@@ -33,14 +33,8 @@ class DecoderStructure:
     """
 
     def __init__(self, decoder: VerifiedSteps) -> None:
-        models = {"": decoder.model}
-        if decoder.first is not decoder.model:
-            models[FIRST] = decoder.first
-        if decoder.embedding is not None and decoder.embedding.lookup is not None:
-            models[PREFIX] = decoder.embedding.lookup
-        self._models = {prefix: (tuple(m.types), jax.tree.structure(m)) for prefix, m in models.items()}
-        own = {prefix: decoder._first_only if prefix == FIRST else names for prefix, (names, _) in self._models.items()}
-        self.names: tuple[str, ...] = tuple(prefix + n for prefix, names in own.items() for n in names)
+        self._models = {prefix: (tuple(m.types), jax.tree.structure(m)) for prefix, m in decoder._parts.items()}
+        self.names: tuple[str, ...] = tuple(prefix + n for prefix, names in decoder._names.items() for n in names)
         self._embedding = None if decoder.embedding is None else decoder.embedding.over(None)
         self._attributes = {n: v for n, v in vars(decoder).items() if n not in OF_VALUES}
         function = None if self._embedding is None else self._embedding.function
@@ -58,21 +52,19 @@ class DecoderStructure:
 
     def leaves(self, decoder: VerifiedSteps) -> list[Any]:
         """The parameters of a decoder of this structure, on their devices."""
-        lookup = None if decoder.embedding is None else decoder.embedding.lookup
-        models: dict[str, Any] = {"": decoder.model, FIRST: decoder.first, PREFIX: lookup}
-        found: dict[str, Any] = {}
-        for prefix, (names, _) in self._models.items():
-            leaves, _ = models[prefix]._flat  # whatever they are: jax.tree.leaves would look into them
-            found |= {prefix + n: v for n, v in zip(names, leaves, strict=True)}
-        return [found[n] for n in self.names]
+        values: dict[str, Any] = {}
+        for prefix, part in decoder._parts.items():
+            leaves, _ = part._flat  # whatever they are: jax.tree.leaves would look into them
+            values |= {prefix + n: v for n, v in zip(self._models[prefix][0], leaves, strict=True)}
+        return [values[n] for n in self.names]
 
     def decoder(self, cls: type[VerifiedSteps], leaves: Sequence[Any]) -> VerifiedSteps:
         """The decoder of this structure with these leaves."""
         values = dict(zip(self.names, leaves, strict=True))
         models = {}
         for prefix, (names, structure) in self._models.items():
-            own = [values[prefix + n] if prefix + n in values else values[n] for n in names]
-            models[prefix] = jax.tree.unflatten(structure, own)
+            leaves = [values[prefix + n] if prefix + n in values else values[n] for n in names]
+            models[prefix] = jax.tree.unflatten(structure, leaves)
         new = object.__new__(cls)
         vars(new).update(self._attributes, _structure=self)
         new.model, new.first = models[""], models.get(FIRST, models[""])
