@@ -13,7 +13,7 @@ from jax import lax
 
 from ..model.calls.cache_pairs import Pair
 from .cache import Cache
-from .loop import Hoisted, LoopState, Programs, matches_stop
+from .loop import Controls, Hoisted, LoopState, Programs, matches_stop
 from .results import lines
 
 
@@ -68,9 +68,7 @@ class Search:
     done: Any
 
 
-def search(
-    programs: Programs, state: LoopState, width: int, limit: int, controls: Mapping[str, Any], others: Mapping[str, Any]
-) -> Search:
+def search(programs: Programs, state: LoopState, width: int, limit: int, controls: Controls) -> Search:
     """Searches for the likeliest continuations of at most ``limit`` tokens.
 
     Args:
@@ -78,12 +76,12 @@ def search(
         state: the state after prefill.
         width: the number of beams for each prompt.
         limit: the maximum number of tokens.
-        controls: ``stop``, ``length_penalty`` float32, and ``early`` bool: whether to end as soon as ``width``
-            hypotheses are finished.
-        others: further inputs of the model, one row for each prompt.
+        controls: also ``length_penalty`` float32, and ``early`` bool: whether to end as soon as ``width`` hypotheses
+            are finished. The ``others`` have one row for each prompt.
     """
-    pairs, batch = programs.steps.pairs, state.last.shape[0]
+    pairs, batch, others = programs.steps.pairs, state.last.shape[0], controls["others"]
     others = {n: _repeat(v, width, 0) if np.ndim(v) and v.shape[0] == batch else v for n, v in others.items()}
+    controls = {**controls, "others": others}
 
     def beams() -> Hoisted:
         return lambda _, cache, logits, controls: _initial(cache, logits, controls, pairs, width), ()
@@ -91,13 +89,13 @@ def search(
     def loop() -> Hoisted:
         step, weights = programs.step(begun.cache, begun.tokens[:, :, 0].reshape(-1), others)
 
-        def run(weights: Any, search: Search, limit: Any, controls: Any, others: Any) -> Search:
+        def run(weights: Any, search: Search, limit: Any, controls: Controls) -> Search:
             def more(search: Search) -> Any:
                 return (search.count < limit) & ~jnp.all(search.done)
 
             def body(search: Search) -> Search:
                 last = lax.dynamic_index_in_dim(search.tokens, search.count - 1, axis=2, keepdims=False)
-                logits, cache = step(weights, search.cache, last.reshape(-1), others)
+                logits, cache = step(weights, search.cache, last.reshape(-1), controls["others"])
                 return _advance(replace(search, cache=cache), logits, pairs, controls)
 
             return _finish(lax.while_loop(more, body, search), controls)
@@ -105,11 +103,11 @@ def search(
         return run, weights
 
     begun: Search = programs.run(("beams", width), beams, state.cache, state.logits, controls)
-    done: Search = programs.run(("beam search", width), loop, begun, np.int32(limit), controls, others, donate=True)
+    done: Search = programs.run(("beam search", width), loop, begun, np.int32(limit), controls, donate=True)
     return done
 
 
-def _initial(cache: Cache, logits: Any, controls: Any, pairs: Mapping[str, Pair], width: int) -> Search:
+def _initial(cache: Cache, logits: Any, controls: Controls, pairs: Mapping[str, Pair], width: int) -> Search:
     """The search state after prefill, with the best first tokens."""
     batch, room = cache.live.shape
     values = {n: _repeat(v, width, pairs[n].batch or 0) for n, v in cache.values.items()}
@@ -122,7 +120,7 @@ def _initial(cache: Cache, logits: Any, controls: Any, pairs: Mapping[str, Pair]
     return _advance(search, _repeat(logits, width, 0), pairs, controls)
 
 
-def _advance(search: Search, logits: Any, pairs: Mapping[str, Pair], controls: Mapping[str, Any]) -> Search:
+def _advance(search: Search, logits: Any, pairs: Mapping[str, Pair], controls: Controls) -> Search:
     """Extends every beam by one token: of 2 * width candidates, the ended ones are merged into ``finished``."""
     batch, width, room = search.tokens.shape
     likely = jax.nn.log_softmax(logits.astype(np.float32)).reshape(batch, width, -1)
@@ -163,13 +161,13 @@ def _merge_finished(search: Search, tokens: Any, scores: Any, count: Any) -> Sea
     return replace(search, finished=finished, scores=best, lengths=jnp.take_along_axis(lengths, indices, axis=1))
 
 
-def _finish(search: Search, controls: Mapping[str, Any]) -> Search:
+def _finish(search: Search, controls: Controls) -> Search:
     """Merges the live beams into the finished hypotheses, for prompts that are not done."""
     scores = jnp.where(search.done[:, None], -np.inf, search.sums / _length_divisor(search.count, controls))
     return _merge_finished(search, search.tokens, scores, search.count)
 
 
-def _length_divisor(count: Any, controls: Mapping[str, Any]) -> Any:
+def _length_divisor(count: Any, controls: Controls) -> Any:
     return count.astype(np.float32) ** controls["length_penalty"]
 
 

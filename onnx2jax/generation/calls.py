@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final, overload
 
 import jax
@@ -13,9 +14,10 @@ from .. import compat
 from ..errors import CacheError, InputShapeError, InputTypeError, InputValueError
 from ..ir.graph import Graph
 from ..model.model import Model
+from .beam import Beams
 from .cache import Cache
 from .keywords import check_generating
-from .loop import LoopState, stop_array, with_arrays
+from .loop import Controls, LoopState, stop_array, with_arrays
 from .prompts import (
     One,
     Several,
@@ -43,12 +45,10 @@ class DecoderCall:
     """A call that has read its prompts.
 
     Attributes:
-        state: the state with the first token. A run donates it.
-        run: (state, number of tokens) -> the state with so many tokens.
+        state: the state with the first token. The loop donates it.
+        choice, controls: how each next token is chosen.
         limit: the maximum number of tokens.
         sequences: the tokens before each text, int64[count].
-        others: further inputs of the model, on the device.
-        stop: the stop sequences as an array.
         strings: stop strings.
         reader: decodes the texts; None where neither the prompts are text nor stop strings are given.
         is_text: whether the prompts are text.
@@ -56,21 +56,22 @@ class DecoderCall:
     """
 
     state: LoopState
-    run: Callable[[LoopState, int], LoopState]
+    choice: Choice
+    controls: dict[str, Any]
     limit: int
     sequences: list[np.ndarray]
-    others: dict[str, Any]
-    stop: np.ndarray
     strings: list[str]
     reader: Reader | None
     is_text: bool
     is_single: bool
 
-    def as_text(self, texts: Sequence[Sequence[int]], *, read: bool = False) -> Any:
-        """Texts decoded: a string for a single prompt, else a list. ``read`` if the reader has their tokens."""
+    def result(self, generated: Generation | Beams) -> Any:
+        """The tokens, or their texts if the prompts are text: a string for a single prompt, else a list."""
+        if not self.is_text:
+            return generated
         assert self.reader is not None
-        if not read:
-            self.reader.read(texts)
+        if not self.strings:  # otherwise each token was read when it was chosen
+            self.reader.read(generated.texts())
         self.reader.rest()
         return self.of_batch(self.reader.texts)
 
@@ -96,7 +97,6 @@ class Calls(VerifiedSteps):
         super().__init__(model, first, embed)
         self._origin = model.origin  # of the whole file; that of a branch would be None
         self._is_merged = first is None and self.first is not self.model
-        self._source = CacheSource.of([m.graph for m in (model, first) if m is not None], self.pairs)
         limits = [n for n in (context, _rotary_table_length(model.graph)) if n is not None]
         self.context: int | None = min(whole_number("context", n) for n in limits) if limits else None
         self.stop: tuple[tuple[int, ...], ...] = tuple(map(tuple, stop))
@@ -149,6 +149,11 @@ class Calls(VerifiedSteps):
         """
         return self._text.decode(one_text(tokens, self.vocabulary))
 
+    @cached_property
+    def _source(self) -> CacheSource:
+        models = (self.model, self.first) if self._two_files else (self.model,)
+        return CacheSource.of([m.graph for m in models], self.pairs)
+
     @property
     def _text(self) -> Tokenizer:
         if self.tokenizer is None:
@@ -191,32 +196,26 @@ class Calls(VerifiedSteps):
             rows = list(stacked(rows, len(after.last)))
             sequences = [np.concatenate(both) for both in zip(after.sequences, rows, strict=True)]
         reader = Reader(self._text, sequences, strings) if texts is not None or strings else None
-        count = self._most(rows, length, after, spare) if count is None else whole_number("max_new_tokens", count)
+        used = 0 if after is None else int(after.cache.end) + after.last.shape[1]
+        used += max(map(len, rows)) + spare
+        count = self._most(used, length, after) if count is None else whole_number("max_new_tokens", count)
         choice, controls = as_choice(sampling, rng, logits_processors, repetition_penalty, logprobs)
-        controls |= {"stop": self._stop_array(stop), "pad": np.int32(self.pad)}
         with compat.enable_x64():
             others = device_arrays(others)
-        if after is None:
-            if not self.supports_padding:
-                stacked(rows, why=self._padding_unsupported)
-            room = self._room(max(map(len, rows)) + count + spare, length)
-        else:
-            room = self._room_after(after, len(rows[0]) + count, length)
+        controls |= {"stop": self._stop_array(stop), "pad": np.int32(self.pad), "others": others}
+        if after is None and not self.supports_padding:
+            stacked(rows, why=self._padding_unsupported)
+        room = self._room(used + count, length, after)
         if choice.processors or "repetition_penalty" in controls:
             controls["prompts"] = right_aligned(sequences, room)
         if after is None:
-            layout, verified = self._layout(rows, room, choice, controls, others)
-            state = verified or self._prefill(rows, room, layout, choice, controls, others)
+            layout, verified = self._layout(rows, room, choice, controls)
+            state = verified or self._prefill(rows, room, layout, choice, controls)
         else:
-            state = self._resumed(after, np.stack(rows), choice, controls, others)
-
-        def run(state: LoopState, limit: int) -> LoopState:
-            return self._programs.loop(state, limit, choice, controls, others)
-
-        return DecoderCall(
-            state, run, count, [r.astype(np.int64) for r in sequences], others, controls["stop"], strings, reader,
-            texts is not None, texts is not None and texts[1],
-        )  # fmt: skip
+            state = self._resumed(after, np.stack(rows), choice, controls)
+        sequences = [r.astype(np.int64) for r in sequences]
+        is_text, is_single = texts is not None, texts is not None and texts[1]
+        return DecoderCall(state, choice, controls, count, sequences, strings, reader, is_text, is_single)
 
     def _each_token(self, call: DecoderCall) -> Iterator[tuple[np.ndarray, list[str], LoopState]]:
         """After each token: the last tokens int64[batch], what they add to the texts, and the state.
@@ -235,7 +234,7 @@ class Calls(VerifiedSteps):
             yield last, pieces, state
             if count > call.limit or ended.all():
                 return
-            state = call.run(state, count)
+            state = self._programs.loop(state, count, call.choice, call.controls)
 
     def _check_continues(self, after: Any) -> None:
         """Checks that ``after`` is a result of a decoder of this graph.
@@ -252,16 +251,15 @@ class Calls(VerifiedSteps):
                 "without after=, generate from all tokens: [[*old, *new] for old, new in zip(after.sequences, tokens)]"
             )
 
-    def _resumed(self, after: Generation, more: np.ndarray, choice: Choice, controls: Any, others: Any) -> LoopState:
+    def _resumed(self, after: Generation, more: np.ndarray, choice: Choice, controls: Controls) -> LoopState:
         """The state after ``more`` tokens int[batch, n] that continue the texts of ``after``."""
         more = np.concatenate([after.last, more], axis=1)
-        cache = self._resumed_cache(after, more, choice, controls, others)
-        fed = more if self.embedding is None else self.embedding.embed_prompts(more, others)
-        state = self._programs.resume(cache, fed, choice, controls, others)
-        self._verify_resume(cache, more, state, choice, controls, others)
+        cache = self._resumed_cache(after, more, choice, controls)
+        state = self._programs.resume(cache, self._embedded(more, controls), choice, controls)
+        self._verify_resume(cache, more, state, choice, controls)
         return state
 
-    def _resumed_cache(self, after: Generation, more: np.ndarray, choice: Choice, controls: Any, others: Any) -> Cache:
+    def _resumed_cache(self, after: Generation, more: np.ndarray, choice: Choice, controls: Controls) -> Cache:
         """The cache of ``after`` in a layout that can be extended by ``more``, int[batch, count]."""
         cache = after.cache
         if len(set(after.lengths.tolist())) > 1 and (
@@ -275,7 +273,7 @@ class Calls(VerifiedSteps):
             return cache
         # The prompts may have had equal lengths, so that only equal lengths were verified.
         rows = [np.resize(row, min(6, cache.length) - i % 2) for i, row in enumerate(more)]
-        layout, _ = self._layout(rows, cache.length, choice, controls, others)
+        layout, _ = self._layout(rows, cache.length, choice, controls)
         if layout != "apart" or cache.apart:
             return cache
         if (np.asarray(cache.live) != (np.arange(cache.length) < np.asarray(cache.lengths)[:, None])).any():
@@ -284,21 +282,21 @@ class Calls(VerifiedSteps):
             )
         return replace(cache, apart=True)
 
-    def _check_chosen(self, tokens: np.ndarray, own: Any, before: int = 0) -> None:
-        """Checks the chosen tokens int64[batch, count], of which ``own`` are no padding, after ``before`` others.
+    def _check_chosen(self, tokens: np.ndarray, live: Any, before: int = 0) -> None:
+        """Checks the chosen tokens int64[batch, count], of which ``live`` are no padding, after ``before`` others.
 
         Raises:
             InputValueError: sampling chose one outside the vocabulary; or none, as processors leave none.
             CacheError: none could be chosen, as the model's logits are NaN.
         """
-        chosen = tokens[own]
+        chosen = tokens[live]
         known = chosen[chosen > NO_CHOICE]  # first: one outside the vocabulary may make the next logits NaN
         if self.vocabulary is not None and known.size and not 0 <= known.min() <= known.max() < self.vocabulary:
             raise InputValueError(
                 f"sampling returns {known.min()} to {known.max()}; tokens are 0 to {self.vocabulary - 1}"
             )
         if known.size < chosen.size:
-            row, column = np.argwhere(own & (tokens <= NO_CHOICE))[0].tolist()
+            row, column = np.argwhere(live & (tokens <= NO_CHOICE))[0].tolist()
             where = f"text {row}, token {before + column + 1}"
             if tokens[row, column] == NO_LOGITS:
                 raise CacheError(lost(where))
@@ -308,22 +306,17 @@ class Calls(VerifiedSteps):
         """Stop sequences as an array; the decoder's default for None."""
         if stop is None:
             return stop_array(self.stop)
-        found = stop_sequences(stop)
-        largest = max((t for s in found for t in s), default=0)
+        sequences = stop_sequences(stop)
+        largest = max((t for s in sequences for t in s), default=0)
         if self.vocabulary is not None and largest >= self.vocabulary:
             raise InputValueError(f"stop has token {largest}; tokens are 0 to {self.vocabulary - 1}")
-        return stop_array(found)
+        return stop_array(sequences)
 
-    def _most(self, rows: list[np.ndarray], length: int | None, after: Generation | None, spare: int) -> int:
-        """The default maximum of new tokens: MOST, or as many as there is room for."""
-        longest = max(map(len, rows))
-        if after is not None:
-            room = after.cache.length - int(after.cache.end) - after.last.shape[1]
-        else:
-            room = min(
-                (n for n in (length, self.context, self.fixed_length) if n is not None), default=longest + spare + MOST
-            )
-        return max(1, min(MOST, room - longest - spare))
+    def _most(self, used: int, length: int | None, after: Generation | None) -> int:
+        """The default maximum of new tokens after ``used`` slots: MOST, or as many as there is room for."""
+        limits = [length, self.context, self.fixed_length] if after is None else [after.cache.length]
+        room = min((n for n in limits if n is not None), default=used + MOST)
+        return max(1, min(MOST, room - used))
 
     @property
     def _padding_unsupported(self) -> str:
@@ -334,32 +327,26 @@ class Calls(VerifiedSteps):
             return "the model returns the logits of the last token alone"
         return "the model has no mask for padding"
 
-    def _room(self, wanted: int, length: int | None) -> int:
-        """The cache length for ``wanted`` tokens: ``length`` if given, else ``wanted`` rounded up."""
-        if self.context is not None and wanted > self.context:
+    def _room(self, wanted: int, length: int | None, after: Generation | None) -> int:
+        """The cache length for ``wanted`` tokens: that of ``after``, ``length``, or else ``wanted`` rounded up."""
+        if after is not None:
+            if length not in (None, after.cache.length):
+                raise InputValueError(
+                    f"after has a cache of length {after.cache.length}; for another, begin with length={length}"
+                )
+            length = after.cache.length
+        elif self.context is not None and wanted > self.context:
             raise InputShapeError(f"prompt and text are {wanted} tokens, and the model supports {self.context}")
-        if length is None:
+        elif length is None:
             length = self.fixed_length or -(-wanted // 64) * 64
             length = length if self.context is None else min(length, self.context)
         if wanted > (length := whole_number("length", length, 0)):
+            continued, begin = ("", "") if after is None else ("with the tokens of after, ", "begin with ")
             raise InputShapeError(
-                f"prompt and text are {wanted} tokens, and the cache has room for {length}: length={wanted}"
-                + (", but this file declares a fixed length" if self.fixed_length else "")
+                f"{continued}prompt and text are {wanted} tokens, and the cache has room for {length}: {begin}"
+                f"length={wanted}" + (", but this file declares a fixed length" if self.fixed_length else "")
             )
         return length
-
-    def _room_after(self, after: Generation, more: int, length: int | None) -> int:
-        """The cache length of a continuation by ``more`` tokens: that of ``after``."""
-        if length not in (None, after.cache.length):
-            raise InputValueError(
-                f"after has a cache of length {after.cache.length}; for another, begin with length={length}"
-            )
-        if (wanted := int(after.cache.end) + after.last.shape[1] + more) > after.cache.length:
-            raise InputShapeError(
-                f"with the tokens of after, prompt and text are {wanted} tokens, and the cache has room for "
-                f"{after.cache.length}: begin with length={wanted}"
-            )
-        return after.cache.length
 
 
 def _rotary_table_length(graph: Graph) -> int | None:

@@ -17,11 +17,11 @@ from ..ir.analysis import parameters
 from ..proto.origin import Origin
 from .beam import Beams, search
 from .calls import Calls, DecoderCall
-from .loop import Programs
+from .loop import LoopState, Programs
 from .prompts import One, Prompts, Several, as_array, whole_number
 from .results import Generation
 from .sampling import Processor, Sampler, Sampling
-from .speculative import check_can_roll_back, speculate
+from .speculative import Speculation, check_can_roll_back, speculate
 from .tree import DecoderStructure, register
 from .verified import lost
 
@@ -133,16 +133,20 @@ class Decoder(Calls):
         if call.strings:
             *_, (_, _, state) = self._each_token(call)
         else:
-            state = call.run(call.state, call.limit)
-        tokens = np.asarray(state.tokens)[:, : int(state.count)].astype(np.int64)
+            state = self._programs.loop(call.state, call.limit, call.choice, call.controls)
+        likelihoods = None if state.logprobs is None else np.asarray(state.logprobs)[:, : int(state.count)]
+        return call.result(self._generation(call, state, logprobs=likelihoods))
+
+    def _generation(self, call: DecoderCall, state: LoopState | Speculation, **fields: Any) -> Generation:
+        """The tokens of a finished loop, checked."""
         lengths = np.asarray(state.lengths, np.int64)
-        self._check_chosen(tokens, np.arange(tokens.shape[1]) < lengths[:, None])
-        likely = None if state.logprobs is None else np.asarray(state.logprobs)[:, : tokens.shape[1]]
+        tokens = np.asarray(state.tokens)[:, : int(lengths.max())].astype(np.int64)
+        live = np.arange(tokens.shape[1]) < lengths[:, None]
+        self._check_chosen(tokens, live)
+        tokens = np.where(live, tokens, self.pad)
         last = np.take_along_axis(tokens, lengths[:, None] - 1, axis=1)
-        found = Generation(
-            tokens, lengths, state.cache, last, logprobs=likely, prompts=call.sequences, source=self._source
-        )
-        return call.as_text(found.texts(), read=bool(call.strings)) if call.is_text else found
+        source = None if call.is_text else self._source  # the digest of a graph takes a while
+        return Generation(tokens, lengths, state.cache, last, prompts=call.sequences, source=source, **fields)
 
     @overload
     def stream(self, tokens: One, max_new_tokens: int | None = None, **options: Any) -> Iterator[str]: ...
@@ -214,20 +218,15 @@ class Decoder(Calls):
             raise InputValueError(f"early_stopping is {early_stopping!r}, not True or False")
         call = self._begin(self.beam_search, tokens, max_new_tokens, others, stop=stop, length=length)
         _check_no_strings(call)
-        controls = {
-            "stop": call.stop,
-            "length_penalty": power.astype(np.float32),
-            "early": np.bool_(early_stopping),
-        }
+        controls = call.controls | {"length_penalty": power.astype(np.float32), "early": np.bool_(early_stopping)}
         with compat.enable_x64():
-            found = search(self._programs, call.state, beams, call.limit, controls, call.others)
-        if len(rows := np.argwhere(np.isnan(found.scores).any(axis=1))):
+            done = search(self._programs, call.state, beams, call.limit, controls)
+        if len(rows := np.argwhere(np.isnan(done.scores).any(axis=1))):
             raise CacheError(lost(f"prompt {rows[0, 0]}"))
-        lengths = np.asarray(found.lengths, np.int64)
-        texts = np.asarray(found.finished).astype(np.int64)[:, :, : int(found.count)]
-        padding = np.arange(texts.shape[2]) >= lengths[..., None]
-        best = Beams(np.where(padding, self.pad, texts), lengths, np.asarray(found.scores))
-        return call.as_text(best.texts()) if call.is_text else best
+        lengths = np.asarray(done.lengths, np.int64)
+        tokens = np.asarray(done.finished).astype(np.int64)[:, :, : int(done.count)]
+        padding = np.arange(tokens.shape[2]) >= lengths[..., None]
+        return call.result(Beams(np.where(padding, self.pad, tokens), lengths, np.asarray(done.scores)))
 
     @overload
     def speculate(self, tokens: One, max_new_tokens: int | None, draft: Decoder, **options: Any) -> str: ...
@@ -271,23 +270,11 @@ class Decoder(Calls):
         draft_state = replace(small.state, last=call.state.last)
         if call.state.cache.aligned or small.state.cache.aligned:
             raise UnsupportedError("the model needs a right-aligned cache, which cannot be rolled back: use generate")
-        self._verify_extend(call.state, call.sequences, count + 1, call.others)
-        controls = {"stop": call.stop, "pad": np.int32(self.pad)}
-        inputs = call.others, small.others
+        self._verify_extend(call.state, call.sequences, count + 1, call.choice, call.controls)
+        controls = call.controls | {"draft": small.controls["others"]}
         with compat.enable_x64():
-            done = speculate(
-                self._programs, call.state, draft._programs, draft_state, count, call.limit, controls, inputs
-            )
-        lengths = np.asarray(done.lengths, np.int64)
-        texts = np.asarray(done.tokens).astype(np.int64)[:, : int(lengths.max())]
-        own = np.arange(texts.shape[1]) < lengths[:, None]
-        self._check_chosen(texts, own)
-        texts = np.where(own, texts, self.pad)
-        last = np.asarray(done.last, np.int64)[:, None]
-        found = Generation(
-            texts, lengths, done.cache, last, int(done.rounds), prompts=call.sequences, source=self._source
-        )
-        return call.as_text(found.texts()) if call.is_text else found
+            done = speculate(self._programs, call.state, draft._programs, draft_state, count, call.limit, controls)
+        return call.result(self._generation(call, done, rounds=int(done.rounds)))
 
     def read(self, tokens: Prompts, length: int, **others: Any) -> Generation:
         """Prefills a cache with prompts without generating, for several calls of ``generate(..., after=)`` to share.

@@ -37,6 +37,8 @@ ANY_TOKEN: Final = -1
 NAMES: Final = {"prefill": "program for prompts", "loop": "loop", "resume": "program for continuations"}
 """Programs in messages about progress."""
 
+Controls = Mapping[str, Any]
+"""Traced arguments by name: those of ``as_choice``, ``stop``, ``pad``, ``prompts``, and further inputs, ``others``."""
 Hoisted = tuple[Callable[..., Any], Any]
 """A function of hoisted weights and of arguments, and these weights."""
 Name = tuple[Any, ...]
@@ -91,14 +93,7 @@ class Programs:
         self._programs: DispatchCache[Any] = DispatchCache()
 
     def prefill(
-        self,
-        tokens: Any,
-        lengths: Any,
-        room: int,
-        choice: Choice,
-        controls: Mapping[str, Any],
-        others: Any,
-        layout: str = "",
+        self, tokens: Any, lengths: Any, room: int, layout: str, choice: Choice, controls: Controls
     ) -> LoopState:
         """Prefills a cache of length ``room`` with prompts int[batch, count] and chooses the first token.
 
@@ -106,50 +101,50 @@ class Programs:
         """
         steps = self.steps
 
-        def prefill(params: Any, tokens: Any, lengths: Any, controls: Any, others: Any) -> LoopState:
+        def prefill(params: Any, tokens: Any, lengths: Any, controls: Controls) -> LoopState:
             cache = steps.empty_cache(tokens.shape[0], room, **({layout: True} if layout else {}))
-            logits, cache = steps.prefill(params, cache, tokens, lengths, **others)
+            logits, cache = steps.prefill(params, cache, tokens, lengths, **controls["others"])
             return _initial(cache, logits, choice, controls)
 
-        return self._call(("prefill", room, choice, layout), prefill, tokens, lengths, controls, others)
+        return self._call(("prefill", room, choice, layout), prefill, tokens, lengths, controls)
 
-    def resume(self, cache: Cache, tokens: Any, choice: Choice, controls: Mapping[str, Any], others: Any) -> LoopState:
+    def resume(self, cache: Cache, tokens: Any, choice: Choice, controls: Controls) -> LoopState:
         """As ``prefill``, with tokens int[batch, count] appended to an existing cache, which is not donated."""
         steps = self.steps
 
-        def resume(params: Any, cache: Cache, tokens: Any, controls: Any, others: Any) -> LoopState:
-            logits, cache = steps.extend(params, cache, tokens, **others)
+        def resume(params: Any, cache: Cache, tokens: Any, controls: Controls) -> LoopState:
+            logits, cache = steps.extend(params, cache, tokens, **controls["others"])
             return _initial(cache, logits[:, -1], choice, controls)
 
-        return self._call(("resume", choice), resume, cache, tokens, controls, others)
+        return self._call(("resume", choice), resume, cache, tokens, controls)
 
-    def loop(self, state: LoopState, limit: int, choice: Choice, controls: Mapping[str, Any], others: Any) -> LoopState:
+    def loop(self, state: LoopState, limit: int, choice: Choice, controls: Controls) -> LoopState:
         """Generates until there are ``limit`` tokens or all texts have ended. Donates the state."""
 
-        def token(params: Any, state: LoopState, controls: Any, others: Any) -> LoopState:
-            return _next(partial(self._step, params), state, choice, controls, others)
+        def token(params: Any, state: LoopState, controls: Controls) -> LoopState:
+            return _next(partial(self._step, params), state, choice, controls)
 
         def loop() -> Hoisted:
-            step, weights = self.step(state.cache, state.last, others)
+            step, weights = self.step(state.cache, state.last, controls["others"])
 
-            def run(weights: Any, state: LoopState, limit: Any, controls: Any, others: Any) -> LoopState:
+            def run(weights: Any, state: LoopState, limit: Any, controls: Controls) -> LoopState:
                 def more(state: LoopState) -> Any:
                     return (state.count < limit) & ~jnp.all(state.done)
 
                 def body(state: LoopState) -> LoopState:
-                    return _next(partial(step, weights), state, choice, controls, others)
+                    return _next(partial(step, weights), state, choice, controls)
 
                 return lax.while_loop(more, body, state)
 
             return run, weights
 
-        if (call := self._by_layers(("token", choice), token, state, controls, others, donate=True)) is not None:
+        if (call := self._by_layers(("token", choice), token, state, controls, donate=True)) is not None:
             for _ in range(int(state.count), limit):
                 if np.asarray(state.done).all():
                     break
-                state = call(state, controls, others)
+                state = call(state, controls)
             return state
-        result: LoopState = self.run(("loop", choice), loop, state, np.int32(limit), controls, others, donate=True)
+        result: LoopState = self.run(("loop", choice), loop, state, np.int32(limit), controls, donate=True)
         return result
 
     def step(self, cache: Cache, last: Any, others: Any) -> Hoisted:
@@ -276,7 +271,7 @@ def _types(args: Any) -> Any:
     return jax.tree.map(lambda v: jax.ShapeDtypeStruct(np.shape(v), v.dtype), args)
 
 
-def _initial(cache: Cache, logits: Any, choice: Choice, controls: Mapping[str, Any]) -> LoopState:
+def _initial(cache: Cache, logits: Any, choice: Choice, controls: Controls) -> LoopState:
     """The state after the prompt, with the first token chosen."""
     batch = logits.shape[0]
     tokens, zeros = jnp.zeros((batch, cache.length), np.int32), jnp.zeros(batch, np.int32)
@@ -286,12 +281,10 @@ def _initial(cache: Cache, logits: Any, choice: Choice, controls: Mapping[str, A
     return _append_token(state, choice, controls)
 
 
-def _next(
-    step: Callable[..., Any], state: LoopState, choice: Choice, controls: Mapping[str, Any], others: Any
-) -> LoopState:
+def _next(step: Callable[..., Any], state: LoopState, choice: Choice, controls: Controls) -> LoopState:
     """The state with one more token for each text; ``step`` is ``Steps.step`` without parameters."""
     fed = jnp.where(state.done, 0, state.last)  # pad may be outside the vocabulary
-    logits, cache = step(state.cache, fed, others)
+    logits, cache = step(state.cache, fed, controls["others"])
     idle = state.cache.live
     if cache.aligned:  # right-aligned tokens moved left by one slot
         idle = jnp.pad(idle[:, 1:], ((0, 0), (0, 1)))
@@ -299,7 +292,7 @@ def _next(
     return _append_token(replace(state, cache=replace(cache, live=live), logits=logits), choice, controls)
 
 
-def _append_token(state: LoopState, choice: Choice, controls: Mapping[str, Any]) -> LoopState:
+def _append_token(state: LoopState, choice: Choice, controls: Controls) -> LoopState:
     """The state with one more token for each text: sampled, or ``pad`` if the text has ended."""
     key = jax.random.fold_in(controls["key"], state.count)
     own = state.logits.astype(np.float32)

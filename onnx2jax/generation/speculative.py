@@ -6,7 +6,6 @@ differs from the large decoder's choice, which replaces it. The loop is one comp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +16,7 @@ from jax import lax
 
 from ..errors import UnsupportedError
 from .cache import Cache
-from .loop import Hoisted, LoopState, Programs, matches_stop
+from .loop import Controls, Hoisted, LoopState, Programs, matches_stop
 from .sampling import NO_LOGITS, greedy, undecided
 from .steps import Steps
 
@@ -62,16 +61,14 @@ class Speculation:
 
 
 def speculate(
-    programs: Programs, state: LoopState, drafts: Programs, draft: LoopState, count: int, limit: int,
-    controls: Mapping[str, Any], others: tuple[Any, Any],
-) -> Speculation:  # fmt: skip
+    programs: Programs, state: LoopState, drafts: Programs, draft: LoopState, count: int, limit: int, controls: Controls
+) -> Speculation:
     """Generates greedily up to ``limit`` tokens, drafting ``count`` per round.
 
     Args:
         programs, state: of the large decoder, after prefill; the state is donated.
         drafts, draft: programs and state of the draft decoder.
-        controls: ``stop`` and ``pad``.
-        others: further inputs of the large and of the draft decoder.
+        controls: also ``draft``, the ``others`` of the draft decoder.
     """
     room = jnp.zeros((state.last.shape[0], count), np.int32)
     tokens = jnp.concatenate([state.tokens, room], axis=1)  # a round may write beyond ``limit``
@@ -81,10 +78,10 @@ def speculate(
 
     def loop() -> Hoisted:
         fed = jnp.zeros((state.last.shape[0], count + 1), np.int32)
-        extend, large = programs.extend(state.cache, fed, others[0])
-        step, small = drafts.step(draft.cache, draft.last, others[1])
+        extend, large = programs.extend(state.cache, fed, controls["others"])
+        step, small = drafts.step(draft.cache, draft.last, controls["draft"])
 
-        def run(weights: Any, start: Speculation, limit: Any, controls: Any, others: Any) -> Speculation:
+        def run(weights: Any, start: Speculation, limit: Any, controls: Controls) -> Speculation:
             large, small = weights
 
             def more(state: Speculation) -> Any:
@@ -93,11 +90,11 @@ def speculate(
             def body(state: Speculation) -> Speculation:
                 def guess(carry: tuple[Any, Cache], _: Any) -> tuple[tuple[Any, Cache], Any]:
                     last, cache = carry
-                    logits, cache = step(small, cache, last, others[1])
+                    logits, cache = step(small, cache, last, controls["draft"])
                     return (greedy(logits), cache), last
 
                 (_, drafted), fed = lax.scan(guess, (state.last, state.draft), length=count + 1)
-                logits, cache = extend(large, state.cache, fed.T, others[0])
+                logits, cache = extend(large, state.cache, fed.T, controls["others"])
                 right = jnp.where(undecided(logits), np.int32(NO_LOGITS), greedy(logits))
                 state = replace(state, rounds=state.rounds + 1)
                 return _accepted(state, cache, drafted, fed.T, right, limit, controls)
@@ -107,12 +104,12 @@ def speculate(
         return run, (large, small)
 
     name = ("speculate", count, drafts.folder)
-    done: Speculation = programs.run(name, loop, start, np.int32(limit), controls, others, donate=True)
+    done: Speculation = programs.run(name, loop, start, np.int32(limit), controls, donate=True)
     return done
 
 
 def _accepted(
-    state: Speculation, cache: Cache, draft: Cache, fed: Any, right: Any, limit: Any, controls: Mapping[str, Any]
+    state: Speculation, cache: Cache, draft: Cache, fed: Any, right: Any, limit: Any, controls: Controls
 ) -> Speculation:
     """The state after a round: accepted draft tokens and the large decoder's next one, up to a stop sequence.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -12,8 +11,7 @@ import numpy as np
 from ..errors import CacheError
 from ..model.model import Model
 from .cache import Cache
-from .loop import NO_TOKEN, LoopState, Programs, stop_array, with_arrays
-from .prompts import as_choice
+from .loop import NO_TOKEN, Controls, LoopState, Programs, with_arrays
 from .sampling import Choice
 from .steps import Steps
 
@@ -44,14 +42,14 @@ class VerifiedSteps(Steps):
         """What decides, of a cache of given batch size, how the model is run on it: length and layout."""
         return cache.length, cache.aligned, cache.apart, self._ragged(cache)
 
-    def _prefill(
-        self, rows: list[np.ndarray], room: int, layout: str, choice: Choice, controls: Any, others: Any
-    ) -> LoopState:
+    def _prefill(self, rows: list[np.ndarray], room: int, layout: str, choice: Choice, controls: Controls) -> LoopState:
         lengths = np.array([len(r) for r in rows], np.int32)
-        padded: Any = self._padded(rows, room)
-        if self.embedding is not None:
-            padded = self.embedding.embed_prompts(padded, others)
-        return self._programs.prefill(padded, lengths, room, choice, controls, others, layout)
+        fed = self._embedded(self._padded(rows, room), controls)
+        return self._programs.prefill(fed, lengths, room, layout, choice, controls)
+
+    def _embedded(self, tokens: np.ndarray, controls: Controls) -> Any:
+        """Prompts as the programs take them: as embeddings if further inputs such as images are embedded with them."""
+        return tokens if self.embedding is None else self.embedding.embed_prompts(tokens, controls["others"])
 
     def _padded(self, rows: list[np.ndarray], room: int) -> np.ndarray:
         if not self.supports_padding:
@@ -61,7 +59,7 @@ class VerifiedSteps(Steps):
         return np.stack([np.pad(r, (0, size - len(r))) for r in rows])
 
     def _layout(
-        self, rows: list[np.ndarray], room: int, choice: Choice, controls: Mapping[str, Any], others: Any
+        self, rows: list[np.ndarray], room: int, choice: Choice, controls: Controls
     ) -> tuple[str, LoopState | None]:
         """The cache layout with which steps reproduce the logits of prefill: "", "apart" or "aligned".
 
@@ -78,7 +76,7 @@ class VerifiedSteps(Steps):
                 layouts.append("aligned")
         for k, layout in enumerate(layouts):
             try:
-                state = self._verify_layout(rows, room, layout, choice, controls, others)
+                state = self._verify_layout(rows, room, layout, choice, controls)
             except CacheError:
                 if layout == layouts[-1]:
                     raise
@@ -88,7 +86,7 @@ class VerifiedSteps(Steps):
         raise AssertionError("no candidate layout")
 
     def _verify_layout(
-        self, rows: list[np.ndarray], room: int, layout: str, choice: Choice, controls: Mapping[str, Any], others: Any
+        self, rows: list[np.ndarray], room: int, layout: str, choice: Choice, controls: Controls
     ) -> LoopState | None:
         """Compares a step with prefill, once per batch size, cache length and layout.
 
@@ -102,13 +100,13 @@ class VerifiedSteps(Steps):
         """
         if (key := (len(rows), room, layout, len(set(map(len, rows))) > 1)) in self._verified:
             return None
-        unending = {**controls, "stop": np.full_like(controls["stop"], NO_TOKEN)}
+        unending = _unending(controls)
         short = min(map(len, rows)) == 1
         longer = [np.concatenate([r[:1], r]) for r in rows] if short else rows
-        want = self._prefill(longer, room, layout, choice, controls, others)
-        state = self._prefill([r[:-1] for r in longer], room, layout, choice, unending, others)
+        want = self._prefill(longer, room, layout, choice, controls)
+        state = self._prefill([r[:-1] for r in longer], room, layout, choice, unending)
         state = with_arrays(state, last=np.array([r[-1] for r in longer], np.int32), done=np.zeros(len(rows), bool))
-        stepped = self._programs.loop(state, 2, choice, unending, others).logits
+        stepped = self._programs.loop(state, 2, choice, unending).logits
         check_close(want.logits, stepped, room, **self._precision)
         self._verified.add(key)
         return None if short else want
@@ -119,7 +117,7 @@ class VerifiedSteps(Steps):
         return {"quantised": self.quantises_activations, "dtype": self.model.settings.dtype}
 
     def _verify_resume(
-        self, cache: Cache, more: np.ndarray, state: LoopState, choice: Choice, controls: Mapping[str, Any], others: Any
+        self, cache: Cache, more: np.ndarray, state: LoopState, choice: Choice, controls: Controls
     ) -> None:
         """Compares extending by several tokens at once with one step per token, once per shape and cache layout.
 
@@ -128,15 +126,16 @@ class VerifiedSteps(Steps):
         """
         if more.shape[1] == 1 or (key := ("resume", more.shape, self._cache_key(cache))) in self._verified:
             return
-        controls = {**controls, "stop": np.full_like(controls["stop"], NO_TOKEN)}
         stepped = jax.tree.map(jax.numpy.copy, replace(state, cache=cache))
         for last in more.T:
             chosen = {"last": last.astype(np.int32), "count": np.array(1, np.int32), "done": np.zeros(len(last), bool)}
-            stepped = self._programs.loop(with_arrays(stepped, **chosen), 2, choice, controls, others)
+            stepped = self._programs.loop(with_arrays(stepped, **chosen), 2, choice, _unending(controls))
         check_close(state.logits, stepped.logits, cache.length, **self._precision)
         self._verified.add(key)
 
-    def _verify_extend(self, state: LoopState, rows: list[np.ndarray], count: int, others: Any) -> None:
+    def _verify_extend(
+        self, state: LoopState, rows: list[np.ndarray], count: int, choice: Choice, controls: Controls
+    ) -> None:
         """Compares extending by ``count`` tokens with single steps, and with extending after a rollback, once.
 
         Raises:
@@ -145,15 +144,18 @@ class VerifiedSteps(Steps):
         if (key := ("extension", len(rows), count, self._cache_key(state.cache))) in self._verified:
             return
         more = np.stack([np.resize(r, count) for r in rows])
-        choice, controls = as_choice("greedy", None)
-        controls |= {"stop": stop_array(()), "pad": np.int32(0)}
-        after = self._programs.resume(state.cache, more, choice, controls, others)
-        self._verify_resume(state.cache, more, after, choice, controls, others)
-        stale = self._programs.resume(state.cache, more[:, ::-1] // 2, choice, controls, others).cache
+        after = self._programs.resume(state.cache, more, choice, controls)
+        self._verify_resume(state.cache, more, after, choice, controls)
+        stale = self._programs.resume(state.cache, more[:, ::-1] // 2, choice, controls).cache
         stale = replace(stale, live=state.cache.live, end=state.cache.end)
-        again = self._programs.resume(stale, more, choice, controls, others)
+        again = self._programs.resume(stale, more, choice, controls)
         check_close(after.logits, again.logits, state.cache.length, **self._precision)
         self._verified.add(key)
+
+
+def _unending(controls: Controls) -> Controls:
+    """The controls with stop sequences that match no token."""
+    return {**controls, "stop": np.full_like(controls["stop"], NO_TOKEN)}
 
 
 def lost(where: str) -> str:
