@@ -38,19 +38,19 @@ class Tokenizer:
     """
 
     def __init__(self, source: Any) -> None:
-        path = path_of(source) if isinstance(source, str | PathLike) else None
-        self._given = source if path is None else None
-        self.folder: Path | None = path if path is None or path.is_dir() else path.parent
-        self._file = path / "tokenizer.json" if path is not None and path.is_dir() else path
-        if path is not None and not path.exists():
-            hub = f"; of Hugging Face's hub: tokenizer=tokenizers.Tokenizer.from_pretrained({str(path)!r})"
-            named = hub if re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", str(path)) and path.suffix != ".json" else ""
-            raise FileNotFoundError(2, f"there is no such folder or file of a tokenizer{named}", str(path))
-        if self._file is not None and not self._file.is_file():
-            raise FileNotFoundError(
-                2, "no tokenizer found; pass token ids (at a terminal: --prompt-ids 1,2,3)", str(self._file)
-            )
-        if path is None and not (callable(getattr(source, "encode", None)) and hasattr(source, "decode")):
+        self._object, self._file = source, None
+        if isinstance(source, str | PathLike):
+            path = path_of(source)
+            self._object, self._file = None, path / "tokenizer.json" if path.is_dir() else path
+            if not path.exists():
+                hub = f"; of Hugging Face's hub: tokenizer=tokenizers.Tokenizer.from_pretrained({str(path)!r})"
+                named = hub if re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", str(path)) and path.suffix != ".json" else ""
+                raise FileNotFoundError(2, f"there is no such folder or file of a tokenizer{named}", str(path))
+            if not self._file.is_file():
+                raise FileNotFoundError(
+                    2, "no tokenizer found; pass token ids (at a terminal: --prompt-ids 1,2,3)", str(self._file)
+                )
+        elif not (callable(getattr(source, "encode", None)) and hasattr(source, "decode")):
             raise InputValueError(
                 f"tokenizer is {type(source).__name__}: a folder with tokenizer.json, or an object with encode and "
                 "decode"
@@ -65,7 +65,7 @@ class Tokenizer:
             ModelError: it cannot read the file.
         """
         if self._file is None:
-            return self._given
+            return self._object
         tokenizers = compat.optional("tokenizers", "text")
         try:
             return tokenizers.Tokenizer.from_file(str(self._file))
@@ -81,7 +81,11 @@ class Tokenizer:
 
     @cached_property
     def _settings(self) -> dict[str, Any]:
-        return {} if self.folder is None else read_json(self.folder / "tokenizer_config.json")
+        return {} if self._file is None else read_json(self._file.with_name("tokenizer_config.json"))
+
+    def _setting(self, name: str) -> Any:
+        """A setting of tokenizer_config.json, or an attribute of a library's tokenizer; None if there is none."""
+        return getattr(self._object, name, None) if self._file is None else self._settings.get(name)
 
     @cached_property
     def template(self) -> str | None:
@@ -90,26 +94,23 @@ class Tokenizer:
         Raises:
             ModelError: it is no text.
         """
-        if self.folder is None:
-            found = getattr(self._given, "chat_template", None)
-        elif self._template_place.endswith(".jinja"):
+        if self._template_place.endswith(".jinja"):
             return read_text(Path(self._template_place))
-        else:
-            found = self._settings.get("chat_template")
-        if isinstance(found, list) and all(isinstance(t, Mapping) for t in found):  # several, by name
-            found = {t.get("name"): t.get("template") for t in found}
-        found = found.get("default") if isinstance(found, Mapping) else found
-        if not isinstance(found, str | None):
-            raise ModelError(f"chat_template of {self._template_place} is {found!r:.80}, not a text")
-        return found
+        template = self._setting("chat_template")
+        if isinstance(template, list) and all(isinstance(t, Mapping) for t in template):  # several, by name
+            template = {t.get("name"): t.get("template") for t in template}
+        template = template.get("default") if isinstance(template, Mapping) else template
+        if not isinstance(template, str | None):
+            raise ModelError(f"chat_template of {self._template_place} is {template!r:.80}, not a text")
+        return template
 
     @property
     def _template_place(self) -> str:
         """Where the chat template is, for messages."""
-        if self.folder is None:
-            return type(self._given).__name__
-        file = self.folder / "chat_template.jinja"
-        return str(file if file.is_file() else self.folder / "tokenizer_config.json")
+        if self._file is None:
+            return type(self._object).__name__
+        file = self._file.with_name("chat_template.jinja")
+        return str(file if file.is_file() else self._file.with_name("tokenizer_config.json"))
 
     def check(self) -> None:
         """Reads the files, as far as the libraries for them are installed.
@@ -117,15 +118,13 @@ class Tokenizer:
         Raises:
             ModelError: one is broken.
         """
-        _, template = self._settings, self.template
-        with suppress(ImportError):
-            _ = self.library
-        if template is not None:
+        _ = self._settings
+        for read in (lambda: self.library, self._compiled_template):
             with suppress(ImportError):
-                self._compiled(template)
+                read()
 
     def __str__(self) -> str:
-        source = type(self._given).__name__ if self._file is None else self._file.name
+        source = type(self._object).__name__ if self._file is None else self._file.name
         return f"{source}{', with a chat template' if self.template else ''}"
 
     def encode(self, prompt: str | Sequence[Mapping[str, Any]], *, continues: bool = False) -> list[int]:
@@ -139,16 +138,16 @@ class Tokenizer:
             InputTypeError: the prompt is neither.
             InputValueError: a message has no role or no content, or there is no chat template.
         """
-        if not isinstance(prompt, str) and not _is_conversation(prompt):
+        if isinstance(prompt, str):
+            text, special = prompt, not continues
+        elif _is_conversation(prompt):
+            text, special = self._rendered(prompt), False
+        else:
             raise InputTypeError(
                 f"prompt is {prompt!r:.80}: a text, or messages [{{'role': 'user', 'content': '...'}}]"
             )
-        if not isinstance(prompt, str):
-            _check_messages(prompt)
-        special = isinstance(prompt, str) and not continues
-        text = prompt if isinstance(prompt, str) else self._rendered(prompt)
-        found = self.library.encode(text, **_accepted(self.library.encode, add_special_tokens=special))
-        return [int(t) for t in getattr(found, "ids", found)]
+        encoding = self.library.encode(text, **_accepted(self.library.encode, add_special_tokens=special))
+        return [int(t) for t in getattr(encoding, "ids", encoding)]
 
     def decode(self, tokens: Iterable[int]) -> str:
         """The text of tokens, without special ones."""
@@ -156,13 +155,13 @@ class Tokenizer:
 
     def _rendered(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The text of a conversation, which ends where the model answers."""
-        if self.template is None:
+        _check_messages(messages)
+        if (template := self._compiled_template()) is None:
             raise InputValueError(
                 "the prompt is a conversation, and there is no chat template (chat_template.jinja or "
                 "tokenizer_config.json beside the model): pass the text as the model was trained on it"
             )
-        values = {n: _content(self._settings.get(n) or getattr(self._given, n, None) or "") for n in SPECIAL}
-        template = self._compiled(self.template)
+        values = {n: _content(self._setting(n) or "") for n in SPECIAL}
         try:
             return template.render(messages=messages, add_generation_prompt=True, **values)
         except InputValueError:  # of raise_exception
@@ -172,12 +171,14 @@ class Tokenizer:
                 f"the chat template of {self._template_place} cannot render the conversation: {error}"
             ) from error
 
-    def _compiled(self, text: str) -> Any:
-        """A chat template.
+    def _compiled_template(self) -> Any:
+        """The chat template compiled; None if there is none.
 
         Raises:
             ModelError: it has a syntax error.
         """
+        if self.template is None:
+            return None
         sandbox = compat.optional("jinja2.sandbox", "text")
         environment = sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
@@ -185,7 +186,7 @@ class Tokenizer:
         environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
         environment.globals |= {"raise_exception": _reject, "strftime_now": lambda form: datetime.now().strftime(form)}
         # Marks what a model is trained on; nothing else follows from it.
-        template = re.sub(r"(\{%-?)\s*generation\s*(-?%\})", r"\1 if true \2", text)
+        template = re.sub(r"(\{%-?)\s*generation\s*(-?%\})", r"\1 if true \2", self.template)
         template = re.sub(r"(\{%-?)\s*endgeneration\s*(-?%\})", r"\1 endif \2", template)
         try:
             return environment.from_string(template)
@@ -231,8 +232,8 @@ class Text:
         self._tokens = self._tokens[self._new :]
         self._new, self._before = len(self._tokens), self._decode(self._tokens)
         start, self.text = len(self.text), self.text + new
-        found = [(self.text.find(s, max(0, start - len(s) + 1)), s) for s in self._stop]
-        if ends := [at + len(s) for at, s in found if at >= 0]:
+        places = ((self.text.find(s, max(0, start - len(s) + 1)), s) for s in self._stop)
+        if ends := [at + len(s) for at, s in places if at >= 0]:
             self.text, self.ended = self.text[: min(ends)], True
         return self.text[start:]
 
