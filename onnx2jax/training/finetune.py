@@ -157,13 +157,14 @@ class FineTuning(TrainingEngine):
                 "batchnorm='frozen'"
             )
         in_loops = remat is True and bool(model.settings.scan_layers)
+        graph = low_rank.with_adapters(graph, self._adapters, model)
         self._form = training_form(
-            low_rank.with_adapters(graph, self._adapters, model),
+            graph,
+            with_straight_through(graph) if straight_through else graph,
             batchnorm=batchnorm,
             dropout=dropout,
             compute_dtype=compute_dtype,
             remat=() if in_loops else remat,
-            rounding=with_straight_through if straight_through else None,
             dtype=model.settings.dtype,
         )
         # Without the omitted outputs, parameters may be trainable that determine shapes in the full model.

@@ -31,8 +31,7 @@ from ..sharding.plans import mesh_of
 from ..sharding.processes import check_mesh
 from ..sharding.rules import own_rules
 from .decoders import derived_inputs, next_token_loss, pad_ragged
-from .form import statistics_of
-from .weights import reasons_untrained
+from .weights import SCALAR, STATISTIC, reasons_untrained
 
 Metrics = dict[str, jax.Array]
 
@@ -91,9 +90,9 @@ def select_trainable(
         InputTypeError: a pattern matches only parameters that are not floating-point weights.
         TrainingFormError: nothing is selected.
     """
-    statistics, reasons = statistics_of(graph), reasons_untrained(graph, params)
+    reasons = reasons_untrained(graph, params)
     floating = [n for n, v in params.items() if jnp.issubdtype(v.dtype, jnp.floating) and v.dtype.itemsize > 1]
-    usual = [n for n in floating if n not in statistics and np.ndim(params[n])]
+    usual = [n for n in floating if reasons.get(n) not in (STATISTIC, SCALAR)]
     if trainable is None:
         names = set() if adapters else params.keys() - reasons
     elif callable(trainable):

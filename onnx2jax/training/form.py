@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final
 
 import jax
@@ -41,22 +41,23 @@ class Form:
 
 
 def training_form(
-    graph: Graph,
+    plain: Graph,
+    training: Graph,
     *,
     batchnorm: str,
     dropout: bool | float,
     compute_dtype: Any,
     remat: bool | str | Sequence[str],
-    rounding: Callable[[Graph], Graph] | None = None,
-    dtype: np.dtype | None = None,
+    dtype: np.dtype | None,
 ) -> Form:
-    """The graph rewritten as the options of ``finetune`` request.
+    """The graphs rewritten as the options of ``finetune`` request.
 
     Args:
-        rounding: adds straight-through estimators.
+        plain: the graph for evaluation.
+        training: the same with straight-through estimators, if they are requested.
         dtype: that in which the model computes; None for the types of its file.
     """
-    plain, training, statistics = graph, graph if rounding is None else rounding(graph), tuple[str, ...]()
+    statistics: tuple[str, ...] = ()
     if batchnorm == "train":
         training, statistics = with_batch_statistics(training)
     elif batchnorm != "frozen":
@@ -70,7 +71,12 @@ def training_form(
             raise InputTypeError(f"the model computes in {dtype}, convert(dtype=): leave out compute_dtype=")
         plain, training = computed_in(plain, dtype), computed_in(training, dtype)
     elif compute_dtype is not None:
-        products = _compute_dtype(compute_dtype)
+        products = jnp.dtype(compute_dtype)
+        if products != jnp.bfloat16:
+            raise InputTypeError(
+                f"compute_dtype is {products}; only bfloat16 is supported. float16 would need loss scaling, because "
+                "small gradients underflow"
+            )
         plain, training = with_compute_dtype(plain, products), with_compute_dtype(training, products)
     return Form(plain, with_remat(training, remat), statistics)
 
@@ -101,17 +107,13 @@ REMAT: Final = Operator(PRIVATE, "Remat", 1, rematerialized, attributes=frozense
 
 def with_remat(graph: Graph, patterns: bool | str | Sequence[str]) -> Graph:
     """The graph with the nodes of each pattern or layer, and all nodes between them, under ``jax.remat``."""
-    if isinstance(patterns, bool):
-        layers = _layers(graph) if patterns else {}
-        for name, nodes in layers.items():
-            graph = _under_remat(graph, nodes, f"remat {name}")
-        return graph
-    for pattern in (patterns,) if isinstance(patterns, str) else patterns:
-        found = [n for n in graph.nodes if fnmatchcase(n.name, pattern)]
-        if not found:
+    layers = _layers(graph) if patterns is True else {}
+    for pattern in layers if isinstance(patterns, bool) else names_list(patterns):
+        nodes = layers.get(pattern) or [n for n in graph.nodes if fnmatchcase(n.name, pattern)]
+        if not nodes:
             names = [n.name for n in graph.nodes]
             raise InputNameError(f"remat has {pattern!r}, which no node name matches; the first are {names[:8]}")
-        graph = _under_remat(graph, found, f"remat {pattern}")
+        graph = _under_remat(graph, nodes, f"remat {pattern}")
     return graph
 
 
@@ -123,8 +125,8 @@ def _layers(graph: Graph) -> dict[str, list[Node]]:
     """
     layers: dict[str, list[Node]] = {}
     for node in graph.nodes:
-        if found := LAYER.match(node.name):
-            layers.setdefault(found[1], []).append(node)
+        if match := LAYER.match(node.name):
+            layers.setdefault(match[1], []).append(node)
     prefixes = Counter(LAYER_NUMBER.sub("", name) for name in layers)
     layers = {n: v for n, v in layers.items() if prefixes[LAYER_NUMBER.sub("", n)] > 1 and len(v) > 1}
     if not layers:
@@ -151,23 +153,20 @@ def _under_remat(graph: Graph, chosen: Collection[Node], name: str) -> Graph:
 
 def map_graphs(graph: Graph, change: Callable[[Graph], Graph]) -> Graph:
     """Applies ``change`` to the graph and, first, to the graphs and functions inside its nodes."""
-    functions: dict[Function, Function] = {}
 
-    def target(value: Operator | Function | None) -> Operator | Function | None:
-        if not isinstance(value, Function):
-            return value
-        if value not in functions:
-            functions[value] = replace(value, body=visit(value.body))
-        return functions[value]
+    @cache
+    def changed(function: Function) -> Function:
+        return replace(function, body=visit(function.body))
+
+    def with_bodies(node: Node) -> Node:
+        if not node.bodies:
+            return node
+        attributes = {k: with_graphs(v, visit) for k, v in node.attributes.items()}
+        target = changed(node.target) if isinstance(node.target, Function) else node.target
+        return replace(node, attributes=attributes, target=target)
 
     def visit(graph: Graph) -> Graph:
-        nodes = []
-        for node in graph.nodes:
-            if node.bodies:
-                attributes = {k: with_graphs(v, visit) for k, v in node.attributes.items()}
-                node = replace(node, attributes=attributes, target=target(node.target))
-            nodes.append(node)
-        return change(replace(graph, nodes=tuple(nodes)))
+        return change(replace(graph, nodes=tuple(map(with_bodies, graph.nodes))))
 
     return visit(graph)
 
@@ -192,58 +191,29 @@ def with_dropout(graph: Graph, rate: float | None) -> Graph:
     Raises:
         TrainingFormError: there is no Dropout node.
     """
-    count = 0
+    if not any(is_onnx(node, "Dropout") for inner in graph.walk() for node in inner.nodes):
+        raise TrainingFormError(
+            "the model has no Dropout node: exporters remove them in inference mode, and they cannot be restored. "
+            "Leave dropout=False, or export the model in training mode"
+        )
 
     def change(node: Node, constants: dict[str, np.ndarray]) -> Node:
-        nonlocal count
-        if (node.domain, node.op_type) != ("", "Dropout"):
+        if not is_onnx(node, "Dropout"):
             return node
-        count += 1
         attributes = {k: v for k, v in node.attributes.items() if k not in ("seed", "is_test")}
         if node.opset < 10 or (node.opset < 12 and len(node.outputs) < 2):
             # Opsets 7 to 11 define inference alone; the operator of opset 1 has both modes.
             attributes |= {} if rate is None else {"ratio": rate}
             return replace(node, attributes=attributes, target=resolve("", "Dropout", 1))
-        ratio, on = f"{node.name}/ratio", f"{node.name}/training_mode"
-        given = node.inputs[1] if len(node.inputs) > 1 else ""
-        fixed = rate if rate is not None else attributes.get("ratio")
+        ratio, on = (*node.inputs, "")[1], f"{node.name}/training_mode"
+        fixed = attributes.get("ratio") if rate is None else rate
         if fixed is not None:
-            constants[ratio], given = np.array(fixed, np.float32), ratio
+            ratio = f"{node.name}/ratio"
+            constants[ratio] = np.array(fixed, np.float32)
         constants[on] = np.array(True)
-        inputs = (node.inputs[0], given, on)
-        return replace(node, inputs=inputs, attributes={}, target=resolve("", "Dropout", 12))
+        return replace(node, inputs=(node.inputs[0], ratio, on), attributes={}, target=resolve("", "Dropout", 12))
 
-    changed = map_nodes(graph, change)
-    if not count:
-        raise TrainingFormError(
-            "the model has no Dropout node: exporters remove them in inference mode, and they cannot be restored. "
-            "Leave dropout=False, or export the model in training mode"
-        )
-    return changed
-
-
-def statistics_of(graph: Graph) -> set[str]:
-    """The parameters (by Graph.key) that are running means or variances of BatchNormalization."""
-    keys: set[str] = set()
-
-    def visit(graph: Graph) -> set[str]:
-        names: set[str] = set()
-        for node in reversed(graph.nodes):
-            if _is_normalization(node):
-                names.update(node.inputs[3:5])
-            if (node.domain, node.op_type) == ("", "Identity") and node.outputs[0] in names:
-                names.add(node.inputs[0])
-            for inner in node.graphs:
-                names.update(visit(inner) & inner.captures)
-            if isinstance(node.target, Function):
-                formals = visit(node.target.body)
-                pairs = zip(node.inputs, node.target.body.inputs, strict=False)
-                names.update(name for name, formal in pairs if formal.name in formals)
-        keys.update(graph.key(name) for name in names if name in graph.initializers)
-        return names
-
-    visit(graph)
-    return keys
+    return map_nodes(graph, change)
 
 
 def with_batch_statistics(graph: Graph) -> tuple[Graph, tuple[str, ...]]:
@@ -255,33 +225,37 @@ def with_batch_statistics(graph: Graph) -> tuple[Graph, tuple[str, ...]]:
     Raises:
         TrainingFormError: there is no BatchNormalization, or one whose statistics cannot be updated.
     """
-    for inner in graph.walk():
-        for node in inner.nodes:
-            if inner is not graph and _is_normalization(node):
-                raise TrainingFormError(
-                    f"{node} is inside {inner.name!r} (a branch, loop or function), "
-                    "which cannot return its running statistics; leave batchnorm='frozen'"
-                )
+    nested = ((inner, node) for inner in graph.walk() if inner is not graph for node in inner.nodes)
+    for inner, node in nested:
+        if is_onnx(node, "BatchNormalization"):
+            raise TrainingFormError(
+                f"{node} is inside {inner.name!r} (a branch, loop or function), "
+                "which cannot return its running statistics; leave batchnorm='frozen'"
+            )
     current: dict[str, str] = {}  # running statistic -> its value after the nodes so far
     nodes = []
     for node in graph.nodes:
-        if not _is_normalization(node):
+        if not is_onnx(node, "BatchNormalization"):
             nodes.append(node)
             continue
         sources = [_source(graph, name) for name in node.inputs[3:5]]
-        for name in sources:
-            if name not in graph.initializers:
-                raise TrainingFormError(
-                    f"{node}: its running statistics {list(node.inputs[3:5])} are computed by the model, so there is "
-                    "no parameter to update; leave batchnorm='frozen'"
-                )
-        # Nodes that share statistics update them in turn.
-        inputs = (*node.inputs[:3], *(current.get(name, name) for name in sources))
+        if not graph.initializers.keys() >= set(sources):
+            raise TrainingFormError(
+                f"{node}: its running statistics {list(node.inputs[3:5])} are computed by the model, so there is "
+                "no parameter to update; leave batchnorm='frozen'"
+            )
         if any(node.outputs[1:]):
             raise TrainingFormError(f"{node} is already in training mode (outputs {list(node.outputs)})")
-        fresh = tuple(f"{node.name}/{name}" for name in ("running_mean", "running_var"))
-        current.update(zip(sources, fresh, strict=True))
-        nodes.append(_in_training_form(node, inputs, fresh))
+        # Nodes that share statistics update them in turn.
+        inputs = (*node.inputs[:3], *(current.get(name, name) for name in sources))
+        updated = [f"{node.name}/{name}" for name in ("running_mean", "running_var")]
+        current.update(zip(sources, updated, strict=True))
+        attributes = {k: v for k, v in node.attributes.items() if k != "is_test"}
+        if node.opset >= 14:
+            attributes["training_mode"] = 1
+        else:  # the number of outputs selects training mode
+            updated += [f"{node.name}/saved_{name}" for name in ("mean", "var")]
+        nodes.append(replace(node, inputs=inputs, outputs=(node.outputs[0], *updated), attributes=attributes))
     if not current:
         raise TrainingFormError(
             "the model has no BatchNormalization node: exporters fold them into convolutions, and they cannot be "
@@ -291,24 +265,15 @@ def with_batch_statistics(graph: Graph) -> tuple[Graph, tuple[str, ...]]:
     return replace(graph, nodes=tuple(nodes), outputs=outputs), tuple(map(graph.key, current))
 
 
-def _in_training_form(node: Node, inputs: tuple[str, ...], fresh: tuple[str, ...]) -> Node:
-    attributes: Mapping[str, Any] = {k: v for k, v in node.attributes.items() if k != "is_test"}
-    if node.opset >= 14:
-        outputs, attributes = (node.outputs[0], *fresh), {**attributes, "training_mode": 1}
-    else:  # the number of outputs selects training mode
-        outputs = (node.outputs[0], *fresh, *(f"{node.name}/saved_{name}" for name in ("mean", "var")))
-    return replace(node, inputs=inputs, outputs=outputs, attributes=attributes)
-
-
-def _is_normalization(node: Node) -> bool:
-    return (node.domain, node.op_type) == ("", "BatchNormalization")
+def is_onnx(node: Node, op_type: str) -> bool:
+    """Whether a node applies this operator of ai.onnx."""
+    return (node.domain, node.op_type) == ("", op_type)
 
 
 def _source(graph: Graph, name: str) -> str:
     """The source of a value through Identity nodes, by which exporters share a tensor."""
-    producers = {v: n for n in graph.nodes if (n.domain, n.op_type) == ("", "Identity") for v in n.outputs}
-    while name in producers:
-        name = producers[name].inputs[0]
+    while (node := graph.producers.get(name)) and is_onnx(node, "Identity"):
+        name = node.inputs[0]
     return name
 
 
@@ -350,12 +315,3 @@ def select_outputs(graph: Graph, outputs: str | Sequence[str]) -> Graph:
     declared = {**graph.value_info, **{v.name: v for v in graph.outputs}}
     nodes = tuple(ancestors(graph.nodes, outputs))
     return replace(graph, nodes=nodes, outputs=tuple(declared.get(n, ValueInfo(n)) for n in outputs))
-
-
-def _compute_dtype(dtype: Any) -> Any:
-    if (found := jnp.dtype(dtype)) != jnp.bfloat16:
-        raise InputTypeError(
-            f"compute_dtype is {found}; only bfloat16 is supported. float16 would need loss scaling, because small "
-            "gradients underflow"
-        )
-    return found

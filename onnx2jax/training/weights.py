@@ -12,7 +12,7 @@ from ..eval.values import to_host
 from ..ir.graph import Function, Graph, Node
 from ..ops import qonnx
 from ..proto.mapped import load
-from .form import statistics_of
+from .form import is_onnx
 
 _LAYERS: Final = {
     "A B C": "MatMul Gemm FusedMatMul TransposeMatMul FusedGemm",
@@ -47,28 +47,22 @@ VIEWS: Final = {
 ANGLE_OPERATORS: Final = {"Add", "Concat", "Einsum", "Gemm", "MatMul", "Mul"}
 INTEGERS: Final = {"ConvInteger", "DynamicQuantizeLinear", "MatMulInteger"}
 TABLES: Final = {"cos_cache", "sin_cache"}
+STATISTIC: Final = "a running statistic"
+SCALAR: Final = "a scalar"
 
 
-class _WeightUses:
-    """How values are used: by name for a graph and its captures, or by Graph.key for all graphs.
+Uses = dict[str, set[str]]
+"""The names of values by use, in one graph with its captures; or of initializers in all graphs, by Graph.key.
 
-    Attributes:
-        weights: inputs that are weights of a layer operator.
-        operands: operands of ``BIASES_AND_SCALES``.
-        angles: rotary frequencies, and tables of angles, cosines and sines.
-    """
-
-    def __init__(self) -> None:
-        self.weights: set[str] = set()
-        self.operands: set[str] = set()
-        self.angles: set[str] = set()
-
-    def each(self) -> tuple[set[str], set[str], set[str]]:
-        return self.weights, self.operands, self.angles
+- ``weights``: inputs that are weights of a layer operator.
+- ``operands``: operands of ``BIASES_AND_SCALES``.
+- ``angles``: rotary frequencies, and tables of angles, cosines and sines.
+- ``statistics``: running means and variances of BatchNormalization.
+"""
 
 
-def _visit(graph: Graph, outside: Collection[str], keys: _WeightUses) -> _WeightUses:
-    """The uses of the names in a graph; ``outside`` are inputs and captures that do not depend on data."""
+def _visit(graph: Graph, outside: Collection[str], keys: Uses) -> Uses:
+    """The uses of the names in a graph, also added to ``keys``; ``outside``: its inputs and captures that are fixed."""
     fixed = {*graph.initializers, *outside}
     integer_results: set[str] = set()
     for node in graph.nodes:
@@ -77,29 +71,30 @@ def _visit(graph: Graph, outside: Collection[str], keys: _WeightUses) -> _Weight
         if node.op_type in INTEGERS or (node.op_type == "Cast" and not integer_results.isdisjoint(node.inputs)):
             integer_results.update(node.outputs)
     variances = {n.inputs[0] for n in graph.nodes if n.op_type == "Sqrt"}  # with an epsilon added
-    trigonometric = [{n.inputs[0] for n in graph.nodes if n.op_type == op} for op in ("Cos", "Sin")]
-    uses = _WeightUses()
-    uses.angles |= trigonometric[0] & trigonometric[1]
+    cosines, sines = ({n.inputs[0] for n in graph.nodes if n.op_type == op} for op in ("Cos", "Sin"))
+    uses: Uses = {"weights": set(), "operands": set(), "angles": cosines & sines, "statistics": set()}
     for node in reversed(graph.nodes):
-        for found in uses.each():
-            if not found.isdisjoint(node.outputs):
-                found.update(_same_use(node, fixed, found is uses.angles))
-        named = {name: operand(node, i) for i, name in enumerate(node.inputs) if name}
-        uses.weights.update(n for n, o in named.items() if o in WEIGHTS.get(node.op_type, ()))
-        uses.angles.update(n for n, o in named.items() if o in TABLES)
+        for use, names in uses.items():
+            if not names.isdisjoint(node.outputs):
+                names.update(_same_use(node, fixed, use))
+        operands = {name: operand(node, i) for i, name in enumerate(node.inputs) if name}
+        uses["weights"].update(n for n, o in operands.items() if o in WEIGHTS.get(node.op_type, ()))
+        uses["angles"].update(n for n, o in operands.items() if o in TABLES)
+        if is_onnx(node, "BatchNormalization"):
+            uses["statistics"].update(node.inputs[3:5])
         if (
             node.op_type in BIASES_AND_SCALES
             and integer_results.isdisjoint(node.inputs)
             and variances.isdisjoint(node.outputs)
         ):
             one = {n for n in node.inputs if node.op_type == "Mul" and np.size(graph.initializers.get(n, (0, 0))) == 1}
-            uses.operands.update(n for n in node.inputs if n not in one)
-        for body, passed in _bodies(node):
-            inner = _visit(body, {n for n, outer in passed.items() if outer in fixed}, keys)
-            for mine, theirs in zip(uses.each(), inner.each(), strict=True):
-                mine.update(passed[n] for n in theirs if n in passed)
-    for found, all_ in zip(uses.each(), keys.each(), strict=True):
-        all_.update(graph.key(n) for n in found if n in graph.initializers)
+            uses["operands"].update(n for n in node.inputs if n not in one)
+        for body, outer in _bodies(node):
+            inner = _visit(body, {n for n, name in outer.items() if name in fixed}, keys)
+            for use, names in inner.items():
+                uses[use].update(outer[n] for n in names if n in outer)
+    for use, names in uses.items():
+        keys.setdefault(use, set()).update(graph.key(n) for n in names if n in graph.initializers)
     return uses
 
 
@@ -108,11 +103,13 @@ def operand(node: Node, index: int) -> str | None:
     return None if node.target is None or isinstance(node.target, Function) else node.target.parameter(index)
 
 
-def _same_use(node: Node, fixed: Collection[str], angles: bool) -> tuple[str, ...]:
+def _same_use(node: Node, fixed: Collection[str], use: str) -> tuple[str, ...]:
     """The inputs of a node that share the use of its outputs."""
+    if use == "statistics":  # exporters share a tensor through Identity nodes
+        return node.inputs[:1] if is_onnx(node, "Identity") else ()
     if node.op_type in VIEWS:
         return node.inputs[:1]
-    every = set(node.outputs) <= set(fixed) or (angles and node.op_type in ANGLE_OPERATORS)
+    every = set(node.outputs) <= set(fixed) or (use == "angles" and node.op_type in ANGLE_OPERATORS)
     return node.inputs if every else ()
 
 
@@ -126,23 +123,23 @@ def _bodies(node: Node) -> Iterator[tuple[Graph, dict[str, str]]]:
 
 def reasons_untrained(graph: Graph, params: Mapping[str, Any]) -> dict[str, str]:
     """Parameter (by Graph.key) -> why it is trained only if named, for all that are not weights."""
-    uses, statistics = _WeightUses(), statistics_of(graph)
+    uses: Uses = {}
     _visit(graph, (), uses)
     constants = {g.key(n) for g in graph.walk() for n in g.lifted}
-    rotations = _rotations({n: v for n, v in params.items() if n not in uses.angles})
+    rotations = _rotations({n: v for n, v in params.items() if n not in uses["angles"]})
 
     def why(name: str, value: Any) -> str:
         if not jnp.issubdtype(value.dtype, jnp.floating) or value.dtype.itemsize == 1:
             return f"{value.dtype}, which has no gradient"
-        if name in statistics:
-            return "a running statistic"
+        if name in uses["statistics"]:
+            return STATISTIC
         if not np.ndim(value):
-            return "a scalar"
-        if name in uses.angles or name in rotations:
+            return SCALAR
+        if name in uses["angles"] or name in rotations:
             return "a table of angles by position, or of their cosines or sines"
-        if name in uses.weights:
+        if name in uses["weights"]:
             return ""
-        if name in uses.operands and name not in constants:
+        if name in uses["operands"] and name not in constants:
             return "a mask" if _is_mask(_values(value)) else ""
         return "not a weight of a linear map, embedding, convolution, normalisation or recurrence"
 
