@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, wraps
-from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jax.tree_util import DictKey, tree_map_with_path
 
 from .. import compat, progress
 from ..errors import InputError, InputTypeError, KnownValueError
+from ..eval.settings import Settings
 from ..eval.values import to_device, to_host
 from ..jaxpr.pipeline import with_passes
 from ..model.calls import arguments
@@ -22,11 +23,13 @@ from ..ops.arrays import is_traced
 from ..proto.mapped import load
 from ..runtime.dispatch import snapshot
 from ..runtime.jitted import Jitted, call_serially, in_auto_axes, persistent
+from ..runtime.multi_device_jit import Spread
 from ..runtime.params import device_of, is_cpu
 from ..runtime.program_cache import Store
 from ..sharding.processes import EQUAL, together
 from ..sharding.put import put
 from ..sharding.rules import Placement
+from ..sharding.stages import Staged
 
 S = TypeVar("S")
 
@@ -54,9 +57,24 @@ class TrainingEngine:
 
     _placement: Placement | None
     """Placement of arrays on a mesh; None for a single device."""
+    _settings: Settings
     _params: dict[str, Any]
     """Parameters by name. A leaf of a state with such a name and the same shape gets the parameter's sharding."""
     compilations: int = 0
+
+    @property
+    def _stages(self) -> Staged | None:
+        """The placement of a model that runs as pipeline stages on separate devices; None for others."""
+        return self._placement if isinstance(self._placement, Staged) else None
+
+    @property
+    def _mesh(self) -> Mesh | None:
+        return self._placement.mesh if self._placement else None
+
+    @property
+    def _store(self) -> Store | None:
+        """The compiled programs of earlier processes (see runtime/program_cache.py)."""
+        return Store.of(self._settings.cache_dir)
 
     @cached_property
     def _param_shardings(self) -> Mapping[str, Any]:
@@ -79,12 +97,14 @@ class TrainingEngine:
         """The state on its devices."""
         return jax.tree.map(put, state, self.shardings(state)) if self._placement else state
 
-    def _init_optimizer(self, optimizer: Any, store: Store | None, params: dict[str, jax.Array]) -> Any:
+    def _init_optimizer(self, init: Callable[..., Any], params: dict[str, jax.Array]) -> Any:
         """The initial optimizer state; over a mesh, no device ever holds more than its shards."""
         if self._placement is None:
-            return optimizer.init(params)
-        shardings = self.shardings(jax.eval_shape(optimizer.init, params))
-        return persistent(jax.jit(optimizer.init, out_shardings=shardings), store)(params)
+            return init(params)
+        if self._stages:
+            return Spread(init, self._store)(params)
+        shardings = self.shardings(jax.eval_shape(init, params))
+        return persistent(jax.jit(init, out_shardings=shardings), self._store)(params)
 
     def _put_params(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """The parameters on their devices, also inside a caller's JAX transformation."""
@@ -143,17 +163,11 @@ class CompiledStep:
     """Whether the state's buffers are donated."""
     may_partition: bool = False
     """Whether a function that cannot be one program may run partitioned, around host nodes."""
-    optimize: bool = True
-    """Whether a program for a single CPU is optimised (see jaxpr/pipeline.py)."""
-    skip: Collection[str] = ()
-    """Passes that do not run."""
-    cache_dir: Path | None = None
-    """The folder of compiled programs for later processes (see runtime/program_cache.py)."""
-    _partitioned: bool = False
 
     def __post_init__(self) -> None:
         self._jitted = Jitted(self._jit)
-        self._shardings: Any = None
+        self._partitioned = self.training._stages is not None
+        self._out_shardings: Any = None
 
     def __call__(self, state: Any, batch: Any, *rest: Any) -> Any:
         """The result of ``compute``.
@@ -183,20 +197,19 @@ class CompiledStep:
             return self.training._put(new), {n: to_device(v) for n, v in outputs.items()}
 
     def _bind(self, batch: Any, rest: Any) -> Any:
-        placement = self.training._placement
-        if placement is None or is_traced(batch):
+        mesh = self.training._mesh
+        if mesh is None or is_traced(batch):
             return self.bind(batch)
-        with together(placement.mesh, "a training step", EQUAL) as processes:
-            bound = self.bind(batch)
+        with together(mesh, "a training step", EQUAL) as processes:
             processes.same({**batch, "rng": list(rest)})
-        return bound
+            return self.bind(batch)
 
     def _program(self, args: tuple[Any, ...]) -> Any:
-        placement, foreign = self.training._placement, is_traced(args)
-        if placement is not None and self._shardings is None:
-            self._shardings = self.training.shardings(args[0])
-        optimize = self.optimize and placement is None and not foreign and is_cpu(device_of(jax.tree.leaves(args)))
-        return self._jitted(foreign, optimize)
+        single, foreign = self.training._placement is None, is_traced(args)
+        if self.updates and not single and self._out_shardings is None:
+            self._out_shardings = self.training.shardings(args[0]), None
+        optimize = self.training._settings.optimize and single and not foreign
+        return self._jitted(foreign, optimize and is_cpu(device_of(jax.tree.leaves(args))))
 
     def _jit(self, foreign: bool, optimize: bool) -> Any:
         @wraps(self.compute)
@@ -206,14 +219,13 @@ class CompiledStep:
                 progress.announce(f"compiling the {'training step' if self.updates else 'evaluation'}")
             return self.compute(*args)
 
+        inner = with_passes(compute, self.training._settings.skip) if optimize else compute
         jitted = jax.jit(
-            in_auto_axes(
-                with_passes(compute, self.skip) if optimize else compute, batch=2, state=0 if self.updates else None
-            ),
+            in_auto_axes(inner, batch=2, state=0 if self.updates else None),
             donate_argnums=0 if self.donate else (),
-            out_shardings=None if self._shardings is None or not self.updates else (self._shardings, None),
+            out_shardings=self._out_shardings,
         )
-        return jitted if foreign else persistent(jitted, Store.of(self.cache_dir))
+        return jitted if foreign else persistent(jitted, self.training._store)
 
 
 def summary(arrays: Mapping[str, Any]) -> str:

@@ -22,11 +22,9 @@ from ..ir.casts import NARROWER
 from ..model.build import process_state
 from ..model.model import Model
 from ..runtime.multi_device_jit import Spread
-from ..runtime.program_cache import Store
 from ..sharding.plans import by_rules
 from ..sharding.processes import together
 from ..sharding.rules import own_rules
-from ..sharding.stages import Staged
 from . import lora as low_rank
 from . import loss_scale
 from .checkpoint import load_checkpoint, save_checkpoint
@@ -34,7 +32,7 @@ from .decoders import check_targets, next_token_loss
 from .engine import CompiledStep, TrainingEngine, check_not_donated, summary
 from .finetune_arguments import Metrics, as_loss, check_options, checked_batch, master_dtype, select_trainable
 from .form import select_outputs, stored_in, training_form
-from .objective import Objective, accumulated
+from .objective import Arrays, Objective, accumulated
 from .progress_bar import bar
 from .state import FineTuningState
 from .straight_through import warn_of_zero_gradients, with_straight_through
@@ -48,10 +46,6 @@ class Progress(NamedTuple):
 
     state: FineTuningState
     metrics: Metrics
-
-
-def _no_reevaluation(_: Any) -> Any:
-    raise ShardingError("optimizers with a line search re-evaluate the loss, which is unsupported with pipeline stages")
 
 
 class FineTuning(TrainingEngine):
@@ -183,7 +177,7 @@ class FineTuning(TrainingEngine):
         self._settings = model.settings if mesh is None else replace(model.settings, place=None)
         if in_loops:
             self._settings = replace(self._settings, scan_layers="remat")
-        if self._in_stages and (accumulate > 1 or batchnorm == "train"):
+        if self._stages and (accumulate > 1 or batchnorm == "train"):
             raise ShardingError(
                 "a model with pipeline stages has its own microbatches, convert(..., stages=n, microbatches=m): leave "
                 "out accumulate=, and batchnorm='train', which would normalise each microbatch separately"
@@ -191,23 +185,16 @@ class FineTuning(TrainingEngine):
         # Scalars are embedded in the program: x ** 2 is cheaper than x ** y.
         scalars = {n: v for n, v in self._params.items() if np.size(v) == 1 and n not in self._initial}
         self._scalars = {n: np.asarray(to_host(v)) for n, v in scalars.items()}
-        with together(self._placement.mesh if self._placement else None, "finetune") as processes:
+        with together(self._mesh, "finetune") as processes:
             processes.same(process_state(self._placement, model.origin, {"trainable=": self.trainable}))
-
-    @property
-    def _in_stages(self) -> bool:
-        """Whether the model runs as pipeline stages on separate devices."""
-        return isinstance(self._placement, Staged)
 
     @cached_property
     def _objective(self) -> Objective:
-        return Objective(
-            self._model, self._form, self._loss, self._dtypes, self._scalars, self._settings, self._placement
-        )
+        return Objective(self._model, self._form, self._loss, self._dtypes, self._scalars, self._settings, self._stages)
 
     @cached_property
     def _update(self) -> Any:
-        return Spread(self._apply_gradients, Store.of(self._settings.cache_dir))
+        return Spread(partial(loss_scale.apply_gradients, self._optimizer), self._store)
 
     def left_out(self) -> dict[str, str]:
         """Parameter name -> why it is not trained, for all that are not."""
@@ -216,22 +203,17 @@ class FineTuning(TrainingEngine):
     @cached_property
     def _frozen(self) -> dict[str, Any]:
         """Constants that are passed as arguments rather than embedded in the program."""
-        others = self._initial.keys() | self._scalars.keys()
+        others = self._initial.keys() | self._scalars
         frozen = {n: v for n, v in self._params.items() if n not in others}
         return self._put_params(stored_in(self._model.settings.dtype, frozen, self._form))
 
-    @property
-    def _compile_options(self) -> dict[str, Any]:
-        options = {n: getattr(self._settings, n) for n in ("optimize", "skip", "cache_dir")}
-        return {**options, "_partitioned": self._in_stages}
-
     @cached_property
     def _step(self) -> CompiledStep:
-        return CompiledStep(self, self._train_step, self._bind, self._frozen, donate=True, **self._compile_options)
+        return CompiledStep(self, self._train_step, self._bind, self._frozen, donate=True)
 
     @cached_property
     def _evaluate(self) -> CompiledStep:
-        return CompiledStep(self, self._eval_step, self._bind, self._frozen, updates=False, **self._compile_options)
+        return CompiledStep(self, self._eval_step, self._bind, self._frozen, updates=False)
 
     def init(self, rng: Any = 0) -> FineTuningState:
         """The initial state, with copies of the model's parameters.
@@ -248,9 +230,8 @@ class FineTuning(TrainingEngine):
                 values |= adapter.init(key)
             params = {n: values[n] for n in self.trainable}
             stats = {n: values[n] for n in self._form.statistics}
-            init, store = self._optimizer.init, Store.of(self._settings.cache_dir)
-            begin = Spread(init, store) if self._in_stages else partial(self._init_optimizer, self._optimizer, store)
-            opt_state = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.asarray(leaf).dtype), begin(self._put(params)))
+            opt_state = self._init_optimizer(self._optimizer.init, self._put(params))
+            opt_state = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.asarray(leaf).dtype), opt_state)
             scale = loss_scale.initial(self._model.settings.dtype)
             return self._put(FineTuningState(params, stats, opt_state, jnp.zeros((), jnp.int32), key, scale))
 
@@ -382,51 +363,26 @@ class FineTuning(TrainingEngine):
             check_targets(self._form.plain.outputs, arrays)
         return self._put_batch(arrays)
 
-    def _train_step(
-        self, state: FineTuningState, frozen: dict[str, Any], batch: dict[str, Any]
-    ) -> tuple[FineTuningState, Metrics]:
+    def _train_step(self, state: FineTuningState, frozen: Arrays, batch: Arrays) -> tuple[FineTuningState, Metrics]:
         """The function that ``step`` compiles."""
         key = jax.random.fold_in(state.key, state.step)
-
         total = partial(self._objective.total, graph=self._form.training, frozen=frozen)
         gradient = loss_scale.gradient(total, state.loss_scale)
         if self._accumulate > 1:
             gradient = accumulated(gradient, self._accumulate, getattr(self._loss, "weight", lambda _: 1))
         (loss, (metrics, stats)), grads = gradient(state.params, state.stats, batch, key)
-        if self._in_stages:
+        if self._stages:
             return self._update(state, grads, (loss, metrics, stats))
 
         def reevaluate(params: dict[str, Any]) -> Any:
             return total(params, state.stats, batch, key)[0]
 
-        return self._apply_gradients(state, grads, (loss, metrics, stats), reevaluate)
+        return loss_scale.apply_gradients(self._optimizer, state, grads, (loss, metrics, stats), reevaluate)
 
-    def _apply_gradients(
-        self, state: FineTuningState, grads: dict[str, Any], found: tuple[Any, ...], reevaluate: Any = _no_reevaluation
-    ) -> tuple[FineTuningState, Metrics]:
-        """The next state from gradients and (loss, metrics, statistics); ``reevaluate(params)`` returns the loss."""
-        loss, metrics, stats = found
-        scale = state.loss_scale
-        grads = loss_scale.unscaled(grads, scale)
-        norm = jnp.sqrt(sum(jnp.sum(g * g) for g in grads.values()))
-        optax = compat.optional("optax", "train")
-        updates, opt_state = optax.with_extra_args_support(self._optimizer).update(
-            grads, state.opt_state, state.params, value=loss, grad=grads, value_fn=reevaluate
-        )
-        # The state keeps its dtypes, so that the step compiles once and its buffers can be donated.
-        opt_state = jax.tree.map(lambda new, old: jnp.array(new, old.dtype), opt_state, state.opt_state)
-        params, finite = optax.apply_updates(state.params, updates), jnp.isfinite(norm)
-        new, old = (params, stats, opt_state), (state.params, state.stats, state.opt_state)
-        new = loss_scale.chosen(scale, finite, new, old)
-        own = {"loss": loss, "grad_norm": norm} | ({} if scale is None else {"loss_scale": scale})
-        next_scale = loss_scale.updated(scale, finite, state.step)
-        return FineTuningState(*new, state.step + 1, state.key, next_scale), {**own, **metrics}
-
-    def _eval_step(self, state: FineTuningState, frozen: dict[str, Any], batch: dict[str, Any]) -> Metrics:
+    def _eval_step(self, state: FineTuningState, frozen: Arrays, batch: Arrays) -> Metrics:
         """The function that ``evaluate`` compiles."""
-        loss, (metrics, _) = self._objective.total(
-            state.params, state.stats, batch, state.key, graph=self._form.plain, frozen=frozen
-        )
+        total = partial(self._objective.total, graph=self._form.plain, frozen=frozen)
+        loss, (metrics, _) = total(state.params, state.stats, batch, state.key)
         return {"loss": loss, **metrics}
 
 

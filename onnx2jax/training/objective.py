@@ -21,13 +21,13 @@ from ..model.calls.outputs import as_outputs, field_names
 from ..model.model import Model
 from ..model.structure import program_of
 from ..runtime.dispatch import CallContext, Constants
-from ..sharding.rules import Placement
 from ..sharding.stages import Staged
 from .decoders import complete_feeds
 from .finetune_arguments import Metrics, checked_loss, explained
 from .form import Form
 
-Total = tuple[Any, tuple[Metrics, dict[str, Any]]]
+Arrays = dict[str, Any]
+Total = tuple[Any, tuple[Metrics, Arrays]]
 """(loss, (metrics, new running statistics))."""
 
 
@@ -37,18 +37,14 @@ class Objective:
 
     model: Model
     form: Form
-    loss: Callable[[Any, dict[str, Any]], Any]
+    loss: Callable[[Any, Arrays], Any]
     dtypes: Mapping[str, np.dtype]
     """The element types of the file, or of a model in float64, by parameter; the state may hold wider ones."""
     constants: Mapping[str, np.ndarray]
     """Parameters embedded in the program as constants."""
     settings: Settings
-    placement: Placement | None
-
-    @property
-    def in_stages(self) -> bool:
-        """Whether the graph runs as pipeline stages on separate devices."""
-        return isinstance(self.placement, Staged)
+    stages: Staged | None
+    """The placement of a graph that runs as pipeline stages on separate devices."""
 
     @cached_property
     def decoder(self) -> Caches:
@@ -56,14 +52,10 @@ class Objective:
         return caches(self.model)
 
     @cached_property
-    def _fields(self) -> Any:
-        return field_names(v.name for v in self.form.plain.outputs)
-
-    @cached_property
     def _pipelines(self) -> dict[Graph, Any]:
         """The pipelined program of each graph."""
         return {
-            g: program_of(self.model.spec.over(g), self.settings, self.placement)
+            g: program_of(self.model.spec.over(g), self.settings, self.stages)
             for g in (self.form.training, self.form.plain)
         }
 
@@ -72,19 +64,16 @@ class Objective:
         return Rolling(how) if (how := self.settings.scan_layers) else None
 
     @cached_property
-    def _jitted_loss(self) -> Any:
-        return jax.jit(self._of_loss)
+    def _loss_of_outputs(self) -> Callable[[Sequence[Any], Arrays], tuple[Any, Metrics]]:
+        """Loss and metrics from the graph's outputs and the batch; one program of the last stage."""
+        fields = field_names(v.name for v in self.form.plain.outputs)
 
-    def total(
-        self,
-        params: dict[str, Any],
-        stats: dict[str, Any],
-        batch: dict[str, Any],
-        key: Any,
-        *,
-        graph: Graph,
-        frozen: dict[str, Any],
-    ) -> Total:
+        def loss(results: Sequence[Any], batch: Arrays) -> tuple[Any, Metrics]:
+            return checked_loss(self.loss(as_outputs(fields, results), batch))
+
+        return jax.jit(loss) if self.stages else loss
+
+    def total(self, params: Arrays, stats: Arrays, batch: Arrays, key: Any, *, graph: Graph, frozen: Arrays) -> Total:
         """The loss of a batch by one of the form's two graphs, with metrics and new running statistics.
 
         Raises:
@@ -95,42 +84,34 @@ class Objective:
         names = {v.name for v in model.inputs} | model.optional.keys()
         feeds = complete_feeds(self.decoder, {n: v for n, v in batch.items() if n in names})
         values = arguments.bind(model.inputs, model.optional, (), feeds, self.settings.dtype) | dict(model.static)
-        own = {n: v.astype(self.dtypes[n]) for n, v in (params | stats).items()}
-        results = self._results(graph, values, frozen, own, key)
-        count = len(self.form.plain.outputs)
-        new = dict(zip(self.form.statistics, results[count:], strict=False)) or stats
-        new = {n: v.astype(stats[n].dtype) for n, v in new.items()}
-        of_loss = self._jitted_loss if self.in_stages else self._of_loss
-        loss, metrics = of_loss(results[:count], batch)
-        return loss, (metrics, new)
-
-    def _results(
-        self, graph: Graph, values: dict[str, Any], frozen: dict[str, Any], own: dict[str, Any], key: Any
-    ) -> Sequence[Any]:
+        trained = {n: v.astype(self.dtypes[n]) for n, v in (params | stats).items()}
         try:
             with np.errstate(all="ignore"):
-                if self.in_stages:
-                    constants = Constants(self.constants, self.model.static)
-                    return self._pipelines[graph].outputs(values, CallContext(frozen | own, constants, key, own))
-                every = {**frozen, **self.constants, **own}
-                return evaluate(
-                    self.model.spec.over(graph), values, Context(every, key, self.settings, layers=self._layers)
-                )
+                if self.stages:
+                    constants = Constants(self.constants, model.static)
+                    results = self._pipelines[graph].outputs(
+                        values, CallContext(frozen | trained, constants, key, trained)
+                    )
+                else:
+                    every = {**frozen, **self.constants, **trained}
+                    context = Context(every, key, self.settings, layers=self._layers)
+                    results = evaluate(model.spec.over(graph), values, context)
         except KnownValueError as e:
             raise explained(e) from e
+        count = len(self.form.plain.outputs)
+        loss, metrics = self._loss_of_outputs(results[:count], batch)
+        new = dict(zip(self.form.statistics, results[count:], strict=False)) or stats
+        return loss, (metrics, {n: v.astype(stats[n].dtype) for n, v in new.items()})
 
-    def _of_loss(self, results: Sequence[Any], batch: dict[str, Any]) -> tuple[Any, Metrics]:
-        return checked_loss(self.loss(as_outputs(self._fields, results), batch))
 
-
-def accumulated(gradient: Any, count: int, weight: Callable[[dict[str, Any]], Any]) -> Any:
+def accumulated(gradient: Any, count: int, weight: Callable[[Arrays], Any]) -> Any:
     """A gradient function of ``total`` that splits a batch into ``count`` microbatches and runs them in turn.
 
     Loss, metrics and gradients are means over the microbatches, weighted by ``weight(microbatch)``; running statistics
     carry over from one to the next.
     """
 
-    def gradient_of_batch(params: dict[str, Any], stats: dict[str, Any], batch: dict[str, Any], key: Any) -> Any:
+    def gradient_of_batch(params: Arrays, stats: Arrays, batch: Arrays, key: Any) -> Any:
         parts, shared = _split_batch(batch, count)
         dtype = jnp.result_type(jnp.float32, *{v.dtype for v in params.values()} & {np.dtype(np.float64)})
         weights = [jnp.asarray(weight({n: v[i] for n, v in parts.items()} | shared), dtype) for i in range(count)]
@@ -151,7 +132,7 @@ def accumulated(gradient: Any, count: int, weight: Callable[[dict[str, Any]], An
     return gradient_of_batch
 
 
-def _split_batch(batch: dict[str, Any], count: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def _split_batch(batch: Arrays, count: int) -> tuple[Arrays, Arrays]:
     """The arrays of a batch as microbatches along a new first axis, and its scalars, which all of them share."""
     extents = {n: v.shape[0] for n, v in batch.items() if v.ndim}
     if len(set(extents.values())) > 1 or any(extent % count for extent in extents.values()):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Unpack
 
 import jax
@@ -85,6 +85,8 @@ class TrainingModel(TrainingEngine):
     algorithms: tuple[str, ...]
     inputs: tuple[ValueInfo, ...]
     step_inputs: dict[str, tuple[ValueInfo, ...]]
+    _stored: tuple[dict[str, np.ndarray], ...]
+    """The variables' values in the file: of the main graph, then of each algorithm."""
 
     @compat.outside()
     def __init__(
@@ -109,11 +111,12 @@ class TrainingModel(TrainingEngine):
                 processes.same({"the file": self.origin.digest(), "shardings=": str(shardings)})
         self.algorithms = tuple(info.name for info in infos)
 
-        main = imported.graph.initializers
-        variables = set().union(*(info.assigned for info in infos))
-        self._stored = {n: v for n, v in main.items() if n in variables}
-        self._own_stored = tuple({n: v for n, v in info.initializers.items() if n in info.assigned} for info in infos)
-        self._variables = {n: v for each in (*reversed(self._own_stored), self._stored) for n, v in each.items()}
+        assigned = set().union(*(info.assigned for info in infos))
+        self._stored = (
+            {n: v for n, v in imported.graph.initializers.items() if n in assigned},
+            *({n: v for n, v in info.initializers.items() if n in info.assigned} for info in infos),
+        )
+        self._variables = {n: v for values in reversed(self._stored) for n, v in values.items()}
         if strings := [n for n, v in self._variables.items() if v.dtype.hasobject]:
             raise UnsupportedError(f"variables {strings} hold strings, which JAX does not support")
         self._rng = jnp.copy(arguments.as_key(0 if rng is None else rng))
@@ -130,35 +133,34 @@ class TrainingModel(TrainingEngine):
         self._fields = field_names(v.name for v in imported.graph.outputs)
         self.inputs = self._program_of(imported.graph).inputs
         self.step_inputs = {info.path: self._program_of(info.algorithm).inputs for info in infos}
-        given = {v.name for info in infos for v in info.algorithm.outputs}
-        if unknown := sorted((self._outputs or set()) - given):
+        available = {v.name for info in infos for v in info.algorithm.outputs}
+        if unknown := sorted((self._outputs or set()) - available):
             raise InputNameError(
-                f"outputs has {unknown}; the outputs of main graph and algorithms are {sorted(given)}"
-                f"{did_you_mean(unknown, given)}"
+                f"outputs has {unknown}; the outputs of main graph and algorithms are {sorted(available)}"
+                f"{did_you_mean(unknown, available)}"
             )
         self.state = self.init()
 
     @cached_property
     def _structure(self) -> Any:
-        variables, *own = (dict.fromkeys(s, 0) for s in (self._stored, *self._own_stored))
-        return jax.tree.structure(TrainingState(variables, tuple(own), 0))  # type: ignore[arg-type]
+        main, *algorithms = (dict.fromkeys(values, 0) for values in self._stored)
+        return jax.tree.structure(TrainingState(main, tuple(algorithms), 0))  # type: ignore[arg-type]
 
     @cached_property
-    def _graph_programs(self) -> dict[Graph, _GraphProgram]:
-        """The programs of graphs used so far."""
-        return {}
+    def _program_of(self) -> Callable[[Graph], _GraphProgram]:
+        """The program of a graph, created on first use."""
+        return cache(self._make_program)
 
     @cached_property
-    def _steps(self) -> dict[tuple[int, ...], CompiledStep]:
-        """The steps used so far, by the indices of their algorithms."""
-        return {}
+    def _step_of(self) -> Callable[[tuple[int, ...]], CompiledStep]:
+        """The step that runs the algorithms at these indices in turn, created on first use."""
+        return cache(self._make_step)
 
     def init(self) -> TrainingState:
         """The initial state: the values stored in the file (rule TR-03)."""
         with compat.enable_x64():
-            every = (self._stored, *self._own_stored)
-            variables, *own = ({n: jnp.array(self._put_param(n, v)) for n, v in s.items()} for s in every)
-            return self._put(TrainingState(variables, tuple(own), self._key(self._rng)))
+            main, *algorithms = ({n: jnp.array(self._put_param(n, v)) for n, v in s.items()} for s in self._stored)
+            return self._put(TrainingState(main, tuple(algorithms), self._key(self._rng)))
 
     def initialize(self, state: TrainingState | None = None, /, rng: Any = None) -> TrainingState | None:
         """Resets to the stored values, then runs every initialization graph in order (rule TR-04).
@@ -173,10 +175,22 @@ class TrainingModel(TrainingEngine):
         Raises:
             ModelError: a value does not fit its variable (rule TR-25).
         """
-        if state is None:
-            self.state = self._initialize(self.state.key if rng is None else self._key(rng))
-            return None
-        return self._initialize(state.key if rng is None else self._key(rng))
+        key = (self.state if state is None else state).key if rng is None else self._key(rng)
+        # Arrays with a placement are in Auto mode, also if ``jax.set_mesh`` selects another.
+        with compat.enable_x64(), compat.in_auto_axes(compat.context_mesh()) if self._placement else nullcontext():
+            key, draw = jax.random.split(key)
+            new = replace(self.init(), key=key)
+            for i, info in enumerate(self._infos):
+                part = self._program_of(info.initialization)
+                visible: dict[str, Any] = {**info.algorithm.initializers, **new.variables, **new.own[i]}
+                values = {n: load(visible[n]) for n in part.graph.captures}
+                results = part.run(values, part.constants, jax.random.fold_in(draw, i))
+                new = assign(new, i, info, info.initialization_binding, results)
+            new = self._put(new)
+        if state is not None:
+            return new
+        self.state = new
+        return None
 
     def step(
         self, state: TrainingState, batch: Mapping[str, Any], rng: Any = None, algorithm: int | str | None = None
@@ -201,11 +215,9 @@ class TrainingModel(TrainingEngine):
         """
         indices = self._indices(algorithm)
         self._check(state)
-        if indices not in self._steps:
-            self._steps[indices] = self._make_step(indices)
         key = None if rng is None else self._key(rng)
         # Passing a key that no operator uses would cost about 10 us per call.
-        new, outputs = self._steps[indices](state if self._draws else replace(state, key=None), batch, key)
+        new, outputs = self._step_of(indices)(state if self._draws else replace(state, key=None), batch, key)
         return (new if self._draws else replace(new, key=state.key)), outputs
 
     def infer(
@@ -227,12 +239,12 @@ class TrainingModel(TrainingEngine):
         state = self._valid(state)
         with compat.enable_x64():
             part = self._program_of(self._imported.graph)
-            with together(self._placement.mesh if self._placement else None, "infer", EQUAL) as processes:
+            with together(self._mesh, "infer", EQUAL) as processes:
                 values = part.bind({**(inputs or {}), **named})
                 processes.same(values)
             if self._placement is not None:
                 values = self._placement.put_inputs(values)
-            variables = widen_all(state.variables, self._stored)
+            variables = widen_all(state.variables, self._stored[0])
             results = part.run(values, {**part.constants, **variables}, state.key)
             return as_outputs(self._fields, results.values())
 
@@ -262,21 +274,18 @@ class TrainingModel(TrainingEngine):
         Variables of the main graph have their own names, those of an algorithm ``training_info[0].algorithm/T``.
         """
         state = self._valid(state)
-        named = dict(state.variables)
-        for info, own in zip(self._infos, state.own, strict=True):
-            named |= {info.key(n): v for n, v in own.items()}
-        return named
+        algorithms = zip(self._infos, state.own, strict=True)
+        return dict(state.variables) | {info.key(n): v for info, values in algorithms for n, v in values.items()}
 
     def _indices(self, algorithm: int | str | None) -> tuple[int, ...]:
         """Indices of the algorithms to run."""
-        count = len(self.algorithms)
-        found = [i for i, name in enumerate(self.algorithms) if algorithm is None or algorithm in (i, name)]
-        if algorithm is not None and len(found) != 1:
+        indices = [i for i, name in enumerate(self.algorithms) if algorithm is None or algorithm in (i, name)]
+        if algorithm is not None and len(indices) != 1:
             raise InputNameError(
-                f"algorithm={algorithm!r} matches {len(found)} algorithms; choose one of {list(self.algorithms)}, or 0 "
-                f"to {count - 1}"
+                f"algorithm={algorithm!r} matches {len(indices)} algorithms; choose one of {list(self.algorithms)}, "
+                f"or 0 to {len(self.algorithms) - 1}"
             )
-        return tuple(found)
+        return tuple(indices)
 
     def _valid(self, state: TrainingState | None) -> TrainingState:
         """The state, by default ``self.state``, checked to fit and not to be donated."""
@@ -286,32 +295,18 @@ class TrainingModel(TrainingEngine):
         return state
 
     def _check(self, state: TrainingState) -> None:
-        if (found := jax.tree.structure(state)) != self._structure:
-            raise InputError(f"the state is {found}, not {self._structure}; model.init() returns one that fits")
-
-    def _initialize(self, key: Any) -> TrainingState:
-        # Arrays with a placement are in Auto mode, also if ``jax.set_mesh`` selects another.
-        with compat.enable_x64(), compat.in_auto_axes(compat.context_mesh()) if self._placement else nullcontext():
-            key, draw = jax.random.split(key)
-            state = replace(self.init(), key=key)
-            for i, info in enumerate(self._infos):
-                part = self._program_of(info.initialization)
-                seen: dict[str, Any] = {**info.algorithm.initializers, **state.variables, **state.own[i]}
-                values = {n: load(seen[n]) for n in part.graph.captures}
-                results = part.run(values, part.constants, jax.random.fold_in(draw, i))
-                state = assign(state, i, info, info.initialization_binding, results)
-            return self._put(state)
+        if (structure := jax.tree.structure(state)) != self._structure:
+            raise InputError(f"the state is {structure}, not {self._structure}; model.init() returns one that fits")
 
     def _make_step(self, indices: tuple[int, ...]) -> CompiledStep:
-        """A step that runs the algorithms at these indices in turn."""
         parts = {i: self._program_of(self._infos[i].algorithm) for i in indices}
 
         def bound(batch: Mapping[str, Any]) -> list[dict[str, Any]]:
             if unknown := sorted(batch.keys() - set().union(*(part.takes for part in parts.values()))):
                 takes = {self.algorithms[i]: sorted(part.takes) for i, part in parts.items()}
                 raise InputNameError(f"the batch has {unknown}; the algorithms take {takes}")
-            each = ((part, {n: v for n, v in batch.items() if n in part.takes}) for part in parts.values())
-            return [self._put_batch(part.bind(entries)) for part, entries in each]
+            each = (part.bind({n: v for n, v in batch.items() if n in part.takes}) for part in parts.values())
+            return list(map(self._put_batch, each))
 
         def train_step(state: TrainingState, constants: Any, batches: list[dict[str, Any]], key: Any) -> Any:
             outputs: dict[str, Any] = {}
@@ -320,7 +315,7 @@ class TrainingModel(TrainingEngine):
                 state = replace(state, key=rest)
             for (i, part), batch, fixed in zip(parts.items(), batches, constants, strict=True):
                 info = self._infos[i]
-                variables = widen_all(state.variables, self._stored) | widen_all(state.own[i], self._own_stored[i])
+                variables = widen_all(state.variables, self._stored[0]) | widen_all(state.own[i], self._stored[i + 1])
                 rng = None if key is None else jax.random.fold_in(key, i)
                 results = part.run(batch, {**fixed, **variables}, rng)
                 state = assign(state, i, info, info.update_binding, results)
@@ -328,33 +323,21 @@ class TrainingModel(TrainingEngine):
             return state, {n: v for n, v in outputs.items() if self._outputs is None or n in self._outputs}
 
         constants = [part.constants for part in parts.values()]
-        return CompiledStep(
-            self,
-            train_step,
-            bound,
-            constants,
-            donate=self._donate,
-            may_partition=True,
-            optimize=self._settings.optimize,
-            skip=self._settings.skip,
-            cache_dir=self._settings.cache_dir,
-        )
+        return CompiledStep(self, train_step, bound, constants, donate=self._donate, may_partition=True)
 
-    def _program_of(self, graph: Graph) -> _GraphProgram:
-        if graph not in self._graph_programs:
-            constants = {n: v for n, v in analysis.parameters(graph).items() if n not in self._variables}
-            self._graph_programs[graph] = _GraphProgram(graph, self._settings, self._put_params(constants))
-        return self._graph_programs[graph]
+    def _make_program(self, graph: Graph) -> _GraphProgram:
+        constants = {n: v for n, v in analysis.parameters(graph).items() if n not in self._variables}
+        return _GraphProgram(graph, self._settings, self._put_params(constants))
 
     def __setstate__(self, fields: dict[str, Any]) -> None:
         vars(self).update(fields)
         self.state = self._put(copy.copy(self.state))
 
     def __repr__(self) -> str:
-        rows = {"infer takes": ", ".join(map(str, self.inputs)), "variables": summary(self._stored)}
-        for info, own in zip(self._infos, self._own_stored, strict=True):
+        rows = {"infer takes": ", ".join(map(str, self.inputs)), "variables": summary(self._stored[0])}
+        for info, variables in zip(self._infos, self._stored[1:], strict=True):
             rows[f"{info.name} takes"] = ", ".join(map(str, self.step_inputs[info.path]))
-            rows[f"{info.name} has"] = summary(own)
+            rows[f"{info.name} has"] = summary(variables)
         return self._describe(self._imported.graph.name, rows)
 
 
