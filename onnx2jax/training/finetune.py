@@ -144,7 +144,7 @@ class FineTuning(TrainingEngine):
         loss, outputs = as_loss(loss, outputs, model)
         self._model, self._loss, self._optimizer, self._accumulate = model, loss, optimizer, accumulate
         graph = model.graph if outputs is None else select_outputs(model.graph, outputs)
-        self._adapters = low_rank.adapters(graph, model.graph, lora, lora_alpha, model.settings.dtype)
+        self._adapters = low_rank.select_adapters(graph, model.graph, lora, lora_alpha, model.settings.dtype)
         if batchnorm == "train" and model.spec.groups is not None:
             raise TrainingFormError(
                 "each group of samples of a model converted with rebatch= would have its own running statistics; leave "

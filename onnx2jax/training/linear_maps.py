@@ -61,30 +61,27 @@ class LinearMap:
 
 def linear_maps(graph: Graph) -> Iterator[LinearMap]:
     """The products with a stored matrix in the main graph."""
-    nodes, constants = graph.nodes, graph.initializers
-    producers = {v: n for n in nodes for v in n.outputs}
-    for node in nodes:
+    constants = graph.initializers
+    for node in graph.nodes:
         operator = node.domain, node.op_type
         if operator not in PRODUCTS | PACKED or node.inputs[0] in constants:
             continue
-        name, between = stored_weight(node.inputs[1], producers, constants)
+        name, between = stored_weight(node.inputs[1], graph)
         if name in constants:
             packed = operator in PACKED
-            found = _packed_map(node, name, constants) if packed else _product_map(node, name, between, constants)
-            if found is not None and (found.dtype is None or jnp.issubdtype(found.dtype, jnp.floating)):
-                yield found
+            linear = _packed_map(node, name, constants) if packed else _product_map(node, name, between, constants)
+            if linear is not None and (linear.dtype is None or jnp.issubdtype(linear.dtype, jnp.floating)):
+                yield linear
 
 
-def stored_weight(
-    name: str, producers: Mapping[str, Node], constants: Mapping[str, np.ndarray]
-) -> tuple[str, list[Node]]:
+def stored_weight(name: str, graph: Graph) -> tuple[str, list[Node]]:
     """The name of the stored array from which a weight is computed, and the nodes between, last first."""
     between: list[Node] = []
-    while name in producers:
-        node = producers[name]
+    while node := graph.producers.get(name):
         if node.op_type in BY_HAND:  # follow the stored integer matrix, not the scale or zero point
-            found = [(*stored_weight(v, producers, constants), v) for v in node.inputs[: 1 + (node.op_type == "Mul")]]
-            matrices = [f for f in found if f[0] in constants and _is_integers(constants[f[0]])]
+            operands = node.inputs[: 1 + (node.op_type == "Mul")]
+            sources = [stored_weight(operand, graph) for operand in operands]
+            matrices = [source for source in sources if _is_integer_matrix(graph.initializers.get(source[0]))]
             if len(matrices) != 1:
                 break
             return matrices[0][0], [*between, node, *matrices[0][1]]
@@ -95,24 +92,22 @@ def stored_weight(
     return name, between
 
 
-def _is_integers(stored: np.ndarray) -> bool:
-    return stored.ndim == 2 and not jnp.issubdtype(stored.dtype, jnp.floating)
+def _is_integer_matrix(stored: np.ndarray | None) -> bool:
+    return stored is not None and stored.ndim == 2 and not jnp.issubdtype(stored.dtype, jnp.floating)
 
 
 def _packed_map(node: Node, name: str, constants: Mapping[str, np.ndarray]) -> LinearMap | None:
-    scales, weight = constants.get(node.inputs[2]), constants[name]
-    if (each := CODES.get((node.domain, node.op_type))) is not None:
-        return LinearMap(node, name, (), (weight.shape[1] * each, weight.shape[0]), True, None)
-    shape = node.attributes["K"], node.attributes["N"]
-    return (
-        None
-        if scales is None or not node.attributes.get("transB", 1)
-        else LinearMap(node, name, (), shape, True, scales.dtype)
-    )
+    if codes := CODES.get((node.domain, node.op_type)):
+        rows, columns = constants[name].shape[:2]
+        return LinearMap(node, name, (), (columns * codes, rows), True, None)
+    scales = constants.get(node.inputs[2])
+    if scales is None or not node.attributes.get("transB", 1):
+        return None
+    return LinearMap(node, name, (), (node.attributes["K"], node.attributes["N"]), True, scales.dtype)
 
 
 def _product_map(node: Node, name: str, between: list[Node], constants: Mapping[str, np.ndarray]) -> LinearMap | None:
-    weight, transposed, given = constants[name], False, node.attributes
+    weight, transposed, attributes = constants[name], False, node.attributes
     dtype: np.dtype | None = weight.dtype
     for step in reversed(between):
         if step.op_type == "Transpose":
@@ -126,12 +121,10 @@ def _product_map(node: Node, name: str, between: list[Node], constants: Mapping[
             if scale is None and not code:
                 return None
             dtype = to_dtype(code) if scale is None or code else scale.dtype
-    factor = given.get("alpha", 1.0)
-    moved = any(given.get(k, 0) for k in ("transA", "transBatchA", "transBatchB"))
+    factor = attributes.get("alpha", 1.0)
+    moved = any(attributes.get(k, 0) for k in ("transA", "transBatchA", "transBatchB"))
     if weight.ndim != 2 or moved or not factor:
         return None
-    transposed ^= bool(given.get("transB", 0))
-    rows, columns = weight.shape
-    return LinearMap(
-        node, name, tuple(between), (columns, rows) if transposed else (rows, columns), transposed, dtype, factor
-    )
+    transposed ^= bool(attributes.get("transB", 0))
+    rows, columns = weight.shape[::-1] if transposed else weight.shape
+    return LinearMap(node, name, tuple(between), (rows, columns), transposed, dtype, factor)

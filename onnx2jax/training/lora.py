@@ -39,7 +39,6 @@ from ..proto.dtypes import to_code
 from ..proto.mapped import load
 from .checkpoint import opened
 from .linear_maps import LinearMap, linear_maps, stored_weight
-from .weights import operand
 
 LAYERS: Final = {"W", "R", "weights"}
 """Operands that are weights of layers which are no linear map: convolutions, recurrences, fused attention."""
@@ -73,28 +72,29 @@ class Adapter:
     def detour(self) -> Detour:
         """The added nodes, with zeros for A and B."""
         node, scale = self.map.node, f"{self.map.name}.lora_scale"
-        (extent, out), value, x = self.map.shape, node.outputs[0], node.inputs[0]
-        name = {step: f"{node.name}/lora/{step}" for step in ("base", "x", "down", "scaled", "up", "delta", "add")}
-        steps = [
-            InsertedNode(name["down"], "MatMul", (x, self.a)),
-            InsertedNode(name["scaled"], "Mul", (name["down"], scale)),
-            InsertedNode(name["up"], "MatMul", (name["scaled"], self.b)),
-            InsertedNode(name["add"], "Add", (name["base"], name["up"]), value),
-        ]
+        (extent, out), prefix, value, x = self.map.shape, f"{node.name}/lora", node.outputs[0], node.inputs[0]
+        base, down, scaled, up = (f"{prefix}/{step}" for step in ("base", "down", "scaled", "up"))
+        widened, narrowed, delta = list[InsertedNode](), list[InsertedNode](), up
         if self.dtype != self.map.dtype:
-            narrow = InsertedNode(name["delta"], "CastLike", (name["up"], name["base"]))
+            widened = [InsertedNode(f"{prefix}/x", "Cast", (x,), attributes={"to": to_code(self.dtype)})]
+            x, delta = f"{prefix}/x", f"{prefix}/delta"
+            narrowed = [InsertedNode(delta, "CastLike", (up, base))]
             if self.map.dtype is not None:
-                narrow = InsertedNode(name["delta"], "Cast", (name["up"],), attributes={"to": to_code(self.map.dtype)})
-            steps[0] = InsertedNode(name["down"], "MatMul", (name["x"], self.a))
-            steps[3] = InsertedNode(name["add"], "Add", (name["base"], name["delta"]), value)
-            steps.insert(3, narrow)
-            steps.insert(0, InsertedNode(name["x"], "Cast", (x,), attributes={"to": to_code(self.dtype)}))
+                narrowed = [InsertedNode(delta, "Cast", (up,), attributes={"to": to_code(self.map.dtype)})]
+        steps = (
+            *widened,
+            InsertedNode(down, "MatMul", (x, self.a)),
+            InsertedNode(scaled, "Mul", (down, scale)),
+            InsertedNode(up, "MatMul", (scaled, self.b)),
+            *narrowed,
+            InsertedNode(f"{prefix}/add", "Add", (base, delta), value),
+        )
         constants = {
             self.a: np.zeros((extent, self.rank), self.dtype),
             self.b: np.zeros((self.rank, out), self.dtype),
             scale: np.array(self.scale, self.dtype),
         }
-        return Detour(value, name["base"], tuple(steps), constants)
+        return Detour(value, base, steps, constants)
 
     def init(self, key: Any) -> dict[str, jax.Array]:
         """Initial values: A is uniform within +-1 / sqrt(in), B is zero."""
@@ -112,12 +112,8 @@ class Adapter:
         return wide.astype(weight.dtype)
 
 
-def adapters(
-    graph: Graph,
-    full: Graph,
-    lora: int | Mapping[str, int] | None,
-    alpha: float | None,
-    dtype: np.dtype | None = None,
+def select_adapters(
+    graph: Graph, full: Graph, lora: int | Mapping[str, int] | None, alpha: float | None, dtype: np.dtype | None
 ) -> tuple[Adapter, ...]:
     """The adapters that ``lora`` requests, in graph order; ``graph`` is the part of ``full`` that the loss needs.
 
@@ -141,28 +137,26 @@ def adapters(
             raise InputShapeError(f"lora has rank {rank} for {pattern!r}; a rank is 1 or more")
     if alpha is not None and not (math.isfinite(alpha) and alpha > 0):
         raise InputTypeError(f"lora_alpha is {alpha}; it must be a number above 0")
-    maps, found = list(linear_maps(graph)), dict[LinearMap, int]()
+    maps, rank_of = list(linear_maps(graph)), dict[LinearMap, int]()
     if dtype in NARROWER:
         maps = [replace(m, dtype=dtype) if m.dtype is None or m.dtype in NARROWER[dtype] else m for m in maps]
     unsuitable = _unsuitable(full, maps)
     for pattern, rank in ranks.items():
         for linear in _matching(full, maps, unsuitable, pattern):
-            found.setdefault(linear, int(rank))
-    if large := {m: rank for m, rank in found.items() if rank > min(m.shape)}:
-        linear, rank = next(iter(large.items()))
+            rank_of.setdefault(linear, int(rank))
+    if large := [m for m, rank in rank_of.items() if rank > min(m.shape)]:
         more = f", and {len(large) - 1} more," if len(large) > 1 else ""
         smaller = {m.name: min(m.shape) for m in large}
         fix = {**smaller, **{pattern: int(r) for pattern, r in ranks.items() if pattern not in smaller}}
         if len(large) > LISTED:
-            least = min(min(m.shape) for m in large)
-            fix = {pattern: min(int(r), least) for pattern, r in ranks.items()}
+            fix = {pattern: min(int(r), *smaller.values()) for pattern, r in ranks.items()}
         raise InputShapeError(
-            f"lora has rank {rank} for {linear}{more} above the extents; set smaller ones, of which the first match "
-            f"counts: lora={fix}"
+            f"lora has rank {rank_of[large[0]]} for {large[0]}{more} above the extents; set smaller ones, of which the "
+            f"first match counts: lora={fix}"
         )
     if "*" in ranks:
-        _warn_of_layers(graph, found, ranks["*"])
-    return tuple(Adapter(m, found[m], 1.0 if alpha is None else alpha / found[m]) for m in maps if m in found)
+        _warn_of_layers(graph, rank_of, ranks["*"])
+    return tuple(Adapter(m, r, 1.0 if alpha is None else alpha / r) for m in maps if (r := rank_of.get(m)))
 
 
 def _unsuitable(graph: Graph, maps: list[LinearMap]) -> dict[LinearMap, str]:
@@ -183,16 +177,15 @@ def _unsuitable(graph: Graph, maps: list[LinearMap]) -> dict[LinearMap, str]:
     return unsuitable
 
 
-def _warn_of_layers(graph: Graph, found: Collection[LinearMap], rank: int) -> None:
+def _warn_of_layers(graph: Graph, maps: Collection[LinearMap], rank: int) -> None:
     """Warns of a rank for all linear maps in a network that has many weights in other layers."""
-    producers = {v: n for n in graph.nodes for v in n.outputs}
-    layers = {m.name: m.node for m in found}
+    layers = {m.name: m.node for m in maps}
     for node in graph.nodes:
-        for name in (n for i, n in enumerate(node.inputs) if n and operand(node, i) in LAYERS):
-            if (stored := stored_weight(name, producers, graph.initializers)[0]) in graph.initializers:
+        for name in (n for i, n in enumerate(node.inputs) if n and node.operator.parameter(i) in LAYERS):
+            if (stored := stored_weight(name, graph)[0]) in graph.initializers:
                 layers[stored] = node
     sizes = {n: graph.initializers[n].size for n in layers}
-    left = [n for n in layers if n not in {m.name for m in found}]
+    left = [n for n in layers if n not in {m.name for m in maps}]
     share = sum(sizes[n] for n in left) / max(1, sum(sizes.values()))
     if share <= LEFT_OUT:
         return
@@ -202,7 +195,7 @@ def _warn_of_layers(graph: Graph, found: Collection[LinearMap], rank: int) -> No
     fix = "lambda name, weight: weight.ndim > 2" if is_deep else [*floating][:4]
     advice = f"; to train them as well: finetune(..., trainable={fix})" if floating else ""
     warnings.warn(
-        f"lora={rank} has adapters beside {len(found)} of {len(layers)} weights of layers. The others, of {kinds}, "
+        f"lora={rank} has adapters beside {len(maps)} of {len(layers)} weights of layers. The others, of {kinds}, "
         f"stay frozen, {share:.0%} of the numbers{advice}",
         AdapterWarning,
         stacklevel=5,
@@ -213,12 +206,12 @@ def _matching(
     graph: Graph, maps: list[LinearMap], unsuitable: Mapping[LinearMap, str], pattern: str
 ) -> list[LinearMap]:
     """The linear maps whose weight or node name matches a pattern."""
-    found = [m for m in maps if m.matches(pattern)]
-    suitable = [m for m in found if m not in unsuitable]
+    matches = [m for m in maps if m.matches(pattern)]
+    suitable = [m for m in matches if m not in unsuitable]
     if suitable:
         return suitable
-    if found:
-        raise TrainingFormError(f"lora has {pattern!r}, but {found[0]} {unsuitable[found[0]]}")
+    if matches:
+        raise TrainingFormError(f"lora has {pattern!r}, but {matches[0]} {unsuitable[matches[0]]}")
     if not maps and pattern == "*":
         raise InputTypeError(
             "lora= finds no linear map with a stored matrix (MatMul, Gemm, MatMulNBits, ...); train parameters by "
@@ -237,39 +230,39 @@ def _matching(
     raise InputNameError(f"lora has {pattern!r}, which matches no weight or node; similar names: {near}")
 
 
-def with_adapters(graph: Graph, found: tuple[Adapter, ...], model: Model) -> Graph:
+def with_adapters(graph: Graph, adapters: tuple[Adapter, ...], model: Model) -> Graph:
     """The graph with the adapters' nodes; the graph itself if there are none."""
-    return detoured(graph, [a.detour() for a in found], opset_of(model)) if found else graph
+    return detoured(graph, [a.detour() for a in adapters], opset_of(model)) if adapters else graph
 
 
 def merge_adapters(
-    model: Model, found: tuple[Adapter, ...], params: Mapping[str, Any], weights: Mapping[str, Any]
+    model: Model, adapters: tuple[Adapter, ...], params: Mapping[str, Any], weights: Mapping[str, Any]
 ) -> tuple[Model, dict[str, Any]]:
     """(model, parameters) with adapters merged into floating-point weights, or as nodes for packed ones."""
     params = dict(params)
-    detours = [a.detour() for a in found if a.map.is_packed]
-    for adapter in found:
+    detours = [a.detour() for a in adapters if a.map.is_packed]
+    for adapter in adapters:
         if not adapter.map.is_packed:
             a, b, name = params.pop(adapter.a), params.pop(adapter.b), adapter.map.name
             params[name] = adapter.merged(params.get(name, weights[name]), a, b)
     return with_detours(model, detours) if detours else model, params
 
 
-def scales(found: tuple[Adapter, ...]) -> dict[str, float]:
+def scales(adapters: tuple[Adapter, ...]) -> dict[str, float]:
     """The scale of each adapter by weight name, which an adapter file stores as metadata."""
-    return {a.map.name: a.scale for a in found}
+    return {a.map.name: a.scale for a in adapters}
 
 
-def check_scales(path: str | os.PathLike[str], position: Any, found: tuple[Adapter, ...]) -> None:
+def check_scales(path: str | os.PathLike[str], position: Any, adapters: tuple[Adapter, ...]) -> None:
     """Checks the scales in an adapter file.
 
     Raises:
         CheckpointError: they differ from those of the adapters.
     """
     saved = position.get("lora") if isinstance(position, Mapping) else None
-    if saved != scales(found):
+    if saved != scales(adapters):
         raise CheckpointError(
-            f"{os.fspath(path)!r} has the scales {saved} by weight, but lora_alpha gives {scales(found)}"
+            f"{os.fspath(path)!r} has the scales {saved} by weight, but lora_alpha gives {scales(adapters)}"
         )
 
 
@@ -303,18 +296,14 @@ def load_adapter(model: Model, path: str | os.PathLike[str]) -> Model:
     if not isinstance(position, Mapping) or "lora" not in position:
         raise CheckpointError(f"{os.fspath(path)!r} was not written by save_adapter")
     maps = {m.name: m for m in linear_maps(model.graph)}
-    found = []
+    adapters = []
     for name, scale in position["lora"].items():
-        a, b = (arrays.get(f"{name}.lora_{which}") for which in "AB")
         linear = maps.get(name)
-        if linear is None or a is None or b is None or (a.shape[0], b.shape[1]) != linear.shape:
-            raise CheckpointError(f"{os.fspath(path)!r} has an adapter of {name!r}, {_misfit(linear, a, b)}")
-        found.append(Adapter(linear, a.shape[1], scale))
-    new, params = merge_adapters(model, tuple(found), arrays, model.params)
+        a, b = (np.shape(arrays.get(f"{name}.lora_{which}", 0)) for which in "AB")
+        if linear is None or (*a[:1], *b[1:]) != linear.shape:
+            shapes = f"A {a} and B {b}, which do not match {linear}"
+            misfit = shapes if linear else "which is not a linear map of the model"
+            raise CheckpointError(f"{os.fspath(path)!r} has an adapter of {name!r}, {misfit}")
+        adapters.append(Adapter(linear, a[1], scale))
+    new, params = merge_adapters(model, tuple(adapters), arrays, model.params)
     return new.with_params(params)
-
-
-def _misfit(linear: LinearMap | None, a: Any, b: Any) -> str:
-    if linear is None:
-        return "which is not a linear map of the model"
-    return f"A {np.shape(a)} and B {np.shape(b)}, which do not match {linear}"

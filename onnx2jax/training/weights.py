@@ -77,7 +77,7 @@ def _visit(graph: Graph, outside: Collection[str], keys: Uses) -> Uses:
         for use, names in uses.items():
             if not names.isdisjoint(node.outputs):
                 names.update(_same_use(node, fixed, use))
-        operands = {name: operand(node, i) for i, name in enumerate(node.inputs) if name}
+        operands = {name: node.operator.parameter(i) for i, name in enumerate(node.inputs) if name}
         uses["weights"].update(n for n, o in operands.items() if o in WEIGHTS.get(node.op_type, ()))
         uses["angles"].update(n for n, o in operands.items() if o in TABLES)
         if is_onnx(node, "BatchNormalization"):
@@ -96,11 +96,6 @@ def _visit(graph: Graph, outside: Collection[str], keys: Uses) -> Uses:
     for use, names in uses.items():
         keys.setdefault(use, set()).update(graph.key(n) for n in names if n in graph.initializers)
     return uses
-
-
-def operand(node: Node, index: int) -> str | None:
-    """What an operator calls one of its inputs; None for functions and unsupported operators."""
-    return None if node.target is None or isinstance(node.target, Function) else node.target.parameter(index)
 
 
 def _same_use(node: Node, fixed: Collection[str], use: str) -> tuple[str, ...]:
