@@ -121,9 +121,7 @@ def _set_parameters(message: Any, tensors: list[Any]) -> None:
                 f"{tensor.name!r} has element type {tensor.data_type} and dims {list(tensor.dims)} in the checkpoint, "
                 f"but element type {declared.elem_type} and dims {dims} in eval_model.onnx"
             )
-    kept = list(inputs.values())
-    del message.graph.input[:]
-    message.graph.input.extend(kept)
+        message.graph.input.remove(value)
     message.graph.initializer.extend(tensors)
 
 

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -37,8 +37,9 @@ SAFETENSORS_TYPES: Final = {"bool", "float16", "float32", "float64", "bfloat16",
     f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
 }
 """The dtypes that safetensors restores as NumPy arrays; others (float8, int4, ...) are stored as bytes."""
-_FLOAT8: Final = {f"float8_{x}" for x in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")}
-ORBAX_TYPES: Final = SAFETENSORS_TYPES | {"complex128"} | _FLOAT8
+ORBAX_TYPES: Final = (
+    SAFETENSORS_TYPES | {"complex128"} | {f"float8_{suffix}" for suffix in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")}
+)
 """The dtypes that orbax supports; others are stored as bytes."""
 OTHER_FORMATS: Final = {".npz", ".npy", ".onnx", ".pt", ".pth", ".pkl", ".pickle", ".h5", ".json", ".msgpack"}
 """Suffixes of files that ``save_checkpoint`` does not write."""
@@ -84,12 +85,9 @@ def save_checkpoint(path: str | os.PathLike[str], state: Any, *, position: Any =
     arrays, metadata = _entries(state, position)
     ours, mesh = writes(arrays)
     with together(mesh, "save_checkpoint"):
-        blocks = {}
-        for name, value in arrays.items():
-            # safetensors reads raw pointers, so each array must be C-contiguous.
-            block = np.asarray(to_host(value), order="C")
-            if ours:
-                blocks[name] = block if block.dtype.name in SAFETENSORS_TYPES else _bytes(block)
+        # Each process gathers. safetensors reads raw pointers, so each array must be C-contiguous.
+        gathered = ((name, np.asarray(to_host(value), order="C")) for name, value in arrays.items())
+        blocks = {n: v if v.dtype.name in SAFETENSORS_TYPES else _bytes(v) for n, v in gathered if ours}
         if ours:
             with atomic.replacing(path) as file:
                 save_file(blocks, file.name, {METADATA: json.dumps(metadata)})
@@ -157,7 +155,7 @@ def opened(path: str | os.PathLike[str], writer: str) -> Iterator[tuple[Any, Any
         raise CheckpointError(f"{name!r} is damaged, or not a safetensors file ({error})") from error
 
 
-class Checkpoints:
+class Checkpoints(AbstractContextManager["Checkpoints"]):
     """A folder of checkpoints by step, written by orbax in the background; keeps the newest few.
 
     Each step is written atomically. Arrays sharded over devices or processes are written and read by shard, never
@@ -208,11 +206,11 @@ class Checkpoints:
             TypeError: a leaf is not an array, or ``position`` is not a JSON value.
         """
         arrays, metadata = _entries(state, position)
-        with together(writes(arrays)[1], "Checkpoints.save") as said:
+        with together(writes(arrays)[1], "Checkpoints.save") as processes:
             newest = self._manager.latest_step()
             if newest is not None and step <= newest:
                 raise ValueError(f"step {step} is not above {newest}, the newest in {str(self.folder)!r}")
-            said.same({"step": step, "newest": newest, "position": metadata["position"]})
+            processes.same({"step": step, "newest": newest, "position": metadata["position"]})
         # orbax rejects empty arrays, and unsupported dtypes only later, in the background.
         arrays = {n: a if a.dtype.name in ORBAX_TYPES else _bytes(a) for n, a in arrays.items() if a.size}
         args = self._orbax.args
@@ -231,14 +229,14 @@ class Checkpoints:
             FileNotFoundError: there is no such step.
         """
         leaves, _ = _leaves(like)
-        with together(writes(leaves)[1], "Checkpoints.load") as said:
+        with together(writes(leaves)[1], "Checkpoints.load") as processes:
             steps = self.steps
             if not steps or step not in (None, *steps):
                 which = "checkpoint" if step is None else f"checkpoint of step {step}"
                 available = f"the available steps are {steps}" if steps else "Checkpoints.save has written none there"
                 raise FileNotFoundError(f"there is no {which} in {str(self.folder)!r}: {available}")
             number = steps[-1] if step is None else step
-            said.same({"step": number})
+            processes.same({"step": number})
         where, args = f"step {number} of {str(self.folder)!r}", self._orbax.args
 
         def target(leaf: Any) -> Any:
@@ -269,9 +267,6 @@ class Checkpoints:
         """Finishes pending writes and stops the threads."""
         _in_thread(self._manager.close)
 
-    def __enter__(self) -> Checkpoints:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -294,10 +289,6 @@ def _in_thread(work: Callable[[], T]) -> T:
 def _sharding(leaf: Any) -> Any:
     """The sharding of a committed leaf; None for JAX's default device."""
     return getattr(leaf, "sharding", None) if getattr(leaf, "committed", True) else None
-
-
-def _put(value: Any, sharding: Any) -> Any:
-    return put(value, sharding) if isinstance(sharding, NamedSharding) else jax.device_put(value, sharding)
 
 
 def _leaves(state: Any) -> tuple[dict[str, Any], Any]:
@@ -352,7 +343,7 @@ def _bytes(array: Any) -> np.ndarray:
     return np.asarray(to_host(array), order="C").reshape(-1).view(np.uint8)
 
 
-def _check_fits(where: str, metadata: Mapping[str, Any], leaves: Mapping[str, Any]) -> None:
+def _check_fits(where: str, metadata: Any, leaves: Mapping[str, Any]) -> None:
     is_complete = isinstance(metadata, Mapping) and metadata.keys() >= {"entries", "keys", "position"}
     if not is_complete or not all(isinstance(metadata[n], Mapping) for n in ("entries", "keys")):
         raise CheckpointError(f"{where} is damaged: its metadata does not list its entries")
@@ -364,19 +355,8 @@ def _check_fits(where: str, metadata: Mapping[str, Any], leaves: Mapping[str, An
         raise CheckpointError(f"{where} does not match the state to load:\n  " + "\n  ".join(lines))
 
 
-def _key(where: str, name: str, data: Any, algorithm: str) -> Any:
-    try:
-        return jax.random.wrap_key_data(data, impl=algorithm)
-    except (TypeError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{where} is damaged: {name} is not a PRNG key of {algorithm!r} ({error})") from None
-
-
 def _restore(
-    where: str,
-    metadata: Mapping[str, Any],
-    like: S,
-    read: Callable[[str], Any],
-    parts: Callable[[str], Any] | None = None,
+    where: str, metadata: Any, like: S, read: Callable[[str], Any], parts: Callable[[str], Any] | None = None
 ) -> tuple[S, Any]:
     """(state, position), where ``read(name)`` returns an array, and ``parts(name)`` an object to read slices from."""
     leaves, structure = _leaves(like)
@@ -386,17 +366,24 @@ def _restore(
         sharding = _sharding(leaf)
         if parts and isinstance(sharding, NamedSharding) and leaf.size > 1 and leaf.dtype.name in SAFETENSORS_TYPES:
             part = parts(name)
-            fits = tuple(part.get_shape()) == leaf.shape
-            if fits and part[(slice(1),) * leaf.ndim].dtype == leaf.dtype:
+            if tuple(part.get_shape()) == leaf.shape and part[(slice(1),) * leaf.ndim].dtype == leaf.dtype:
                 return by_parts(leaf.shape, leaf.dtype, sharding, part.__getitem__)
         value = read(name)
         if is_key(leaf):
-            return _put(_key(where, name, value, str(metadata["keys"].get(name))), sharding)
-        if value.dtype == np.uint8 != leaf.dtype and value.nbytes == leaf.size * leaf.dtype.itemsize:
+            algorithm = str(metadata["keys"].get(name))
+            try:
+                value = jax.random.wrap_key_data(value, impl=algorithm)
+            except (TypeError, ValueError, KeyError) as error:
+                raise CheckpointError(
+                    f"{where} is damaged: {name} is not a PRNG key of {algorithm!r} ({error})"
+                ) from None
+        elif value.dtype == np.uint8 != leaf.dtype and value.nbytes == leaf.size * leaf.dtype.itemsize:
             value = value.view(leaf.dtype).reshape(leaf.shape)
         if (value.dtype, value.shape) != (leaf.dtype, leaf.shape):
             raise CheckpointError(f"{where} is damaged: {name} should be {_type(leaf)}, but is {_type(value)}")
-        return value if isinstance(leaf, np.ndarray | np.generic) else _put(value, sharding)
+        if isinstance(leaf, np.ndarray | np.generic):
+            return value
+        return put(value, sharding) if isinstance(sharding, NamedSharding) else jax.device_put(value, sharding)
 
     with compat.enable_x64():
         return jax.tree.unflatten(structure, [placed(*item) for item in leaves.items()]), metadata["position"]

@@ -94,6 +94,8 @@ def _nnx() -> Any:
     class NnxModel(base):
         """A Model as a flax.nnx module. Created by ``onnx2jax.training.to_nnx``."""
 
+        __qualname__ = "NnxModel"  # by which pickle imports it, though it is created on first use
+
         def __init__(self, model: Model, params: dict[str, Any]) -> None:
             self._static = _Static(model)
             self.params = nnx.Dict({n: nnx.Param(v) for n, v in params.items()})
@@ -106,7 +108,7 @@ def _nnx() -> Any:
             """The Model with the module's current parameters."""
             return self._static.model.with_params({n: np.asarray(v[...]) for n, v in self.params.items()})
 
-    return _public(NnxModel)
+    return NnxModel
 
 
 @cache
@@ -116,6 +118,8 @@ def _equinox() -> Any:
 
     class EquinoxModel(base):
         """A Model as an equinox module. Created by ``onnx2jax.training.to_equinox``."""
+
+        __qualname__ = "EquinoxModel"
 
         params: dict[str, Any]
         static: _Static = eqx.field(static=True)
@@ -127,13 +131,7 @@ def _equinox() -> Any:
             """The Model with the module's parameters."""
             return self.static.model.with_params({n: np.asarray(v) for n, v in self.params.items()})
 
-    return _public(EquinoxModel)
-
-
-def _public(cls: Any) -> Any:
-    """The class under a qualified name that pickle can import, though it is created on first use."""
-    cls.__module__, cls.__qualname__ = __name__, cls.__name__
-    return cls
+    return EquinoxModel
 
 
 def __getattr__(name: str) -> Any:
