@@ -100,8 +100,8 @@ def select_trainable(
     else:
         names = set()
         for pattern in [trainable] if isinstance(trainable, str) else trainable:
-            found = {pattern} if pattern in floating else {n for n in usual if fnmatchcase(n, pattern)}
-            names |= found or _no_match(params, pattern)
+            matches = {pattern} if pattern in floating else {n for n in usual if fnmatchcase(n, pattern)}
+            names |= matches or _no_match(params, pattern)
     names |= set(adapters)
     if not names and not params:
         raise TrainingFormError(f"nothing to train: the model has no parameters{_in_attributes(graph)}")
@@ -119,11 +119,11 @@ def select_trainable(
 
 def _in_attributes(graph: Graph) -> str:
     """The nodes that keep their numbers as attributes, as the end of a message; empty if there are none."""
-    found = [node for g in graph.walk() for node in g.nodes if any(map(_is_numbers, node.attributes.values()))]
-    if not found:
+    nodes = [node for g in graph.walk() for node in g.nodes if any(map(_is_numbers, node.attributes.values()))]
+    if not nodes:
         return ""
     return (
-        f". Its numbers are attributes of {', '.join(map(str, found[:3]))}, which training does not change: fit it in "
+        f". Its numbers are attributes of {', '.join(map(str, nodes[:3]))}, which training does not change: fit it in "
         "the library that made the file"
     )
 
@@ -155,8 +155,8 @@ def checked_batch(model: Model, decoder: Caches, batch: Mapping[str, Any]) -> di
         InputTypeError: an entry has a dtype that JAX does not support.
     """
     batch = pad_ragged(model, batch)
-    given = {*batch, *derived_inputs(decoder, batch)}
-    missing = [v.name for v in model.inputs if v.name not in given]
+    available = {*batch, *derived_inputs(decoder, batch)}
+    missing = [v.name for v in model.inputs if v.name not in available]
     if missing:
         raise InputNameError(
             f"the batch has no entry {', '.join(map(repr, missing))}; it has {list(batch)}, and the model's inputs "

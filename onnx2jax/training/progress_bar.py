@@ -29,15 +29,16 @@ def bar(wanted: bool | None, total: int | None) -> Iterator[Callable[[Mapping[st
     Raises:
         ImportError: ``wanted`` is True, but rich is not installed.
     """
-    if wanted is False or (wanted is None and not sys.stderr.isatty()) or jax.process_index():
-        yield _silent
-        return
-    try:
-        console, progress = (compat.optional(f"rich.{part}", "train") for part in ("console", "progress"))
-    except ImportError:
-        if wanted:
-            raise
-        yield _silent
+    draws = (sys.stderr.isatty() if wanted is None else wanted) and not jax.process_index()
+    if draws:
+        try:
+            console, progress = (compat.optional(f"rich.{part}", "train") for part in ("console", "progress"))
+        except ImportError:
+            if wanted:
+                raise
+            draws = False
+    if not draws:
+        yield lambda _: None
         return
     columns = (
         progress.TextColumn("step {task.completed}" + ("" if total is None else f"/{total}")),
@@ -60,10 +61,6 @@ def bar(wanted: bool | None, total: int | None) -> Iterator[Callable[[Mapping[st
 
         yield show
         drawn.update(task, metrics=_text(latest))
-
-
-def _silent(_: Mapping[str, Any]) -> None:
-    pass
 
 
 def _text(metrics: Mapping[str, Any]) -> str:

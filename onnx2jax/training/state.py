@@ -40,19 +40,19 @@ def assign(
     Raises:
         ModelError: a new value has another shape or dtype than its variable (rule TR-25).
     """
-    variables, own = dict(state.variables), dict(state.own[index])
+    variables, of_algorithm = dict(state.variables), dict(state.own[index])
     for name, output in binding.items():
-        target = variables if name in variables else own
+        target = variables if name in variables else of_algorithm
         old, new = target[name], results[output]
         if not (hasattr(new, "dtype") and (new.shape, new.dtype) == (old.shape, old.dtype)):
-            found = f"{new.dtype}{list(new.shape)}" if hasattr(new, "dtype") else type(new).__name__
+            kind = f"{new.dtype}{list(new.shape)}" if hasattr(new, "dtype") else type(new).__name__
             raise ModelError(
-                f"{info.path}: output {output!r} ({found}) is assigned to variable {name!r}, which is "
+                f"{info.path}: output {output!r} ({kind}) is assigned to variable {name!r}, which is "
                 f"{old.dtype}{list(old.shape)}: a variable keeps its dtype and shape",
                 rule="TR-25",
             )
         target[name] = jnp.asarray(new)
-    return replace(state, variables=variables, own=(*state.own[:index], own, *state.own[index + 1 :]))
+    return replace(state, variables=variables, own=(*state.own[:index], of_algorithm, *state.own[index + 1 :]))
 
 
 def widen_all(values: Mapping[str, Any], stored: Mapping[str, np.ndarray]) -> dict[str, Any]:

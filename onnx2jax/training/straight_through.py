@@ -46,14 +46,14 @@ def blocked_by_rounding(graph: Graph, names: Collection[str]) -> dict[str, Node]
             blocked.update(dict.fromkeys(node.reads, node))
         else:
             reached.update(node.reads)
-    own = {graph.key(n): n for n in graph.initializers}
-    return {n: blocked[own[n]] for n in names if n in own and own[n] in blocked and own[n] not in reached}
+    untrained = {graph.key(n): blocked[n] for n in graph.initializers if n in blocked and n not in reached}
+    return {key: untrained[key] for key in names if key in untrained}
 
 
 def warn_of_zero_gradients(graph: Graph, names: Collection[str], straight_through: bool) -> None:
     """Warns of trained parameters that get zero gradients from rounding."""
-    if found := blocked_by_rounding(graph, names):
-        shown = ", ".join(f"{name!r} ({node})" for name, node in list(found.items())[:4])
+    if blocked := blocked_by_rounding(graph, names):
+        shown = ", ".join(f"{name!r} ({node})" for name, node in list(blocked.items())[:4])
         fix = (
             "only a QuantizeLinear followed by a DequantizeLinear passes gradients. Exclude them from trainable="
             if straight_through
@@ -61,8 +61,8 @@ def warn_of_zero_gradients(graph: Graph, names: Collection[str], straight_throug
             "as if nothing were rounded; or exclude them from trainable="
         )
         warnings.warn(
-            f"{len(found)} of {len(names)} trained parameters have zero gradients and will not change, because "
-            f"every path to the outputs passes a node that rounds: {shown}{', ...' if len(found) > 4 else ''}. {fix}",
+            f"{len(blocked)} of {len(names)} trained parameters have zero gradients and will not change, because "
+            f"every path to the outputs passes a node that rounds: {shown}{', ...' if len(blocked) > 4 else ''}. {fix}",
             ZeroGradientWarning,
             stacklevel=4,
         )
@@ -115,41 +115,36 @@ def with_straight_through(graph: Graph) -> Graph:
     Raises:
         TrainingFormError: there is neither such a pair nor one of these operators.
     """
-    count = 0
 
     def change(graph: Graph) -> Graph:
-        nonlocal count
         producers = {n.outputs[0]: n for n in graph.nodes if n.op_type == "QuantizeLinear"}
-        nodes = []
+        nodes = list[Node]()
         for node in graph.nodes:
-            count += node.domain in qonnx.DOMAINS
             before = producers.get(node.inputs[0]) if node.op_type == "DequantizeLinear" else None
-            if before is None:
-                nodes.append(node)
-                continue
-            count += 1
-            rounded = f"{node.outputs[0]}/rounded"
-            x, q = before.inputs[0], node.inputs[0]
-            parameters = (*before.inputs[1:], "")[:2] + (*node.inputs[1:], "")[:2]
-            attributes = {
-                f"{side}{key}": of.attributes.get(key, default)
-                for side, of in (("", before), ("back_", node))
-                for key, default in (("axis", 1), ("block_size", 0))
-            }
-            nodes.append(replace(node, outputs=(rounded,)))
-            nodes.append(
-                Node(
-                    f"{node.name}/straight", "StraightThrough", PRIVATE, 1, (rounded, q, x, *parameters), node.outputs,
-                    attributes, STRAIGHT,
-                )
-            )  # fmt: skip
+            nodes += [node] if before is None else _with_estimator(before, node)
         return replace(graph, nodes=tuple(nodes))
 
     changed = map_graphs(graph, change)
-    if not count:
+    every = [node for inner in changed.walk() for node in inner.nodes]
+    if not any(node.target is STRAIGHT or node.domain in qonnx.DOMAINS for node in every):
         raise TrainingFormError(
             "straight_through=True needs a QuantizeLinear followed by a DequantizeLinear, and the model has no such "
             "pair: leave it out. Stored integers and integer products (QLinearConv, MatMulInteger) have no gradients; "
             "to train adapters for stored integers: finetune(..., lora=8)"
         )
     return changed
+
+
+def _with_estimator(quantize: Node, dequantize: Node) -> tuple[Node, Node]:
+    """A DequantizeLinear, and the straight-through estimator that replaces its output."""
+    rounded = f"{dequantize.outputs[0]}/rounded"
+    parameters = (*quantize.inputs[1:], "")[:2] + (*dequantize.inputs[1:], "")[:2]
+    attributes = {
+        f"{side}{key}": node.attributes.get(key, default)
+        for side, node in (("", quantize), ("back_", dequantize))
+        for key, default in (("axis", 1), ("block_size", 0))
+    }
+    inputs = (rounded, dequantize.inputs[0], quantize.inputs[0], *parameters)
+    name = f"{dequantize.name}/straight"
+    estimator = Node(name, "StraightThrough", PRIVATE, 1, inputs, dequantize.outputs, attributes, STRAIGHT)
+    return replace(dequantize, outputs=(rounded,)), estimator
