@@ -5,8 +5,8 @@ Both are update functions of a state pytree, compiled and run by one engine.
 - ``training_model``: training_info; ``artifacts``: onnxruntime's on-device training.
 - ``finetune``: a user's loss. ``finetune_arguments`` validates, ``weights`` selects the parameters to train, ``form``
   rewrites the graph for training, ``straight_through`` passes gradients through rounding, ``lora`` adds adapters,
-  ``decoders`` has the next-token loss, ``packing`` packs texts into rows, ``objective`` is the loss as a function of
-  parameters.
+  ``decoders`` has the next-token loss and packs texts into rows, ``objective`` is the loss as a function of
+  parameters, ``loss_scale`` the optimizer's update.
 - ``modules``: a model as a flax or equinox module.
 - ``engine``, ``state``, ``checkpoint``, ``progress_bar``: shared by all of them.
 """
@@ -20,11 +20,10 @@ from ..lazy import exports
 if TYPE_CHECKING:
     from .artifacts import Artifacts, load_artifacts
     from .checkpoint import Checkpoints, load_checkpoint, save_checkpoint
-    from .decoders import next_token_loss
+    from .decoders import next_token_loss, pack_texts
     from .finetune import FineTuning
     from .lora import load_adapter
     from .modules import to_equinox, to_nnx
-    from .packing import pack_texts
     from .state import FineTuningState, TrainingState
 
 __all__ = [
@@ -53,7 +52,7 @@ _MODULES: Final = {
     "load_artifacts": "artifacts",
     "load_checkpoint": "checkpoint",
     "next_token_loss": "decoders",
-    "pack_texts": "packing",
+    "pack_texts": "decoders",
     "save_checkpoint": "checkpoint",
     "to_equinox": "modules",
     "to_nnx": "modules",

@@ -1,4 +1,7 @@
-"""Training of token decoders: the next-token loss, and default inputs derived from ``input_ids``."""
+"""Training of token decoders: the next-token loss, default inputs, and batches of texts, padded or packed.
+
+Packed texts share a row of a batch, separated by a block-diagonal attention mask.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import InputShapeError, InputValueError, LossError
-from ..model.caches import Caches
+from ..errors import InputShapeError, InputValueError, LossError, UnsupportedError
+from ..model.caches import Caches, caches
 from ..model.model import Model
 from ..proto.types import TensorType, ValueInfo
 
@@ -85,11 +88,11 @@ def _targets(batch: Mapping[str, Any]) -> tuple[Any, Any]:
     name = "labels" if "labels" in batch else "input_ids"
     if name not in batch:
         raise LossError(f"the batch has neither 'labels' nor 'input_ids', only {list(batch)}")
-    given = batch[name]
-    if given.ndim != 2 or not jnp.issubdtype(given.dtype, jnp.integer):
-        raise LossError(f"{name!r} is {given.dtype}{list(given.shape)}, not integers [batch, tokens]")
-    labels = jnp.asarray(given)[:, 1:]
-    counts, mask, tokens = labels != IGNORED, batch.get("attention_mask"), given.shape[1]
+    ids = batch[name]
+    if ids.ndim != 2 or not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise LossError(f"{name!r} is {ids.dtype}{list(ids.shape)}, not integers [batch, tokens]")
+    labels = jnp.asarray(ids)[:, 1:]
+    counts, mask, tokens = labels != IGNORED, batch.get("attention_mask"), ids.shape[1]
     # With a mask of 4 axes, labels alone determine what counts.
     if mask is not None and not (mask.ndim == 4 and name == "labels"):
         if mask.ndim != 2 or mask.shape[1] < tokens:
@@ -126,12 +129,12 @@ def check_targets(outputs: Sequence[ValueInfo], batch: Mapping[str, Any]) -> Non
 
 def derived_inputs(decoder: Caches, batch: Mapping[str, Any]) -> set[str]:
     """The inputs that ``complete_feeds`` adds: none if the batch has no tokens, or has KV caches."""
-    tokens, caches = decoder.roles.get("tokens"), {p.past.name for p in decoder.pairs}
-    if tokens is None or np.ndim(batch.get(tokens.name, 0)) != 2 or not caches.isdisjoint(batch):
+    tokens, pasts = decoder.roles.get("tokens"), {p.past.name for p in decoder.pairs}
+    if tokens is None or np.ndim(batch.get(tokens.name, 0)) != 2 or not pasts.isdisjoint(batch):
         return set()
     rows = {v.name for r, v in decoder.roles.items() if r in ("mask", "positions") and len(v.shape or ()) == 2}
     flags = {v.name for r, v in decoder.roles.items() if r == "has_past"}
-    return (rows | flags | caches) - batch.keys()
+    return (rows | flags | pasts) - batch.keys()
 
 
 def complete_feeds(decoder: Caches, feeds: Mapping[str, Any]) -> dict[str, Any]:
@@ -159,20 +162,17 @@ def pad_ragged(model: Model, batch: Mapping[str, Any]) -> dict[str, Any]:
     ragged = {n: list(map(len, v)) for n, v in batch.items() if _is_ragged(v)}
     if not ragged:
         return dict(batch)
-    lengths, types = ragged.get("input_ids"), {v.name: v.type for v in model.inputs}
-    if wrong := {n: found for n, found in ragged.items() if found != lengths}:
+    lengths: Any = ragged.get("input_ids")
+    if wrong := {n: other for n, other in ragged.items() if other != lengths}:
         raise InputShapeError(f"ragged lists need the lengths of 'input_ids', {lengths}, but have {wrong}")
-    assert lengths is not None
     real = np.arange(max(lengths)) < np.array(lengths)[:, None]
-    result = dict(batch)
+    padded: dict[str, np.ndarray] = {"attention_mask": real}
     for name in ragged:
-        declared = types.get(name)
-        filled = np.full(real.shape, IGNORED if name == "labels" else 0, np.int64)
-        filled[real] = np.concatenate([np.asarray(row, np.int64) for row in batch[name]])
-        result[name] = filled.astype(declared.dtype) if isinstance(declared, TensorType) else filled
-    declared = types.get("attention_mask")
-    dtype = declared.dtype if isinstance(declared, TensorType) else np.dtype(np.int64)
-    return {"attention_mask": real.astype(dtype)} | result
+        padded[name] = np.full(real.shape, IGNORED if name == "labels" else 0, np.int64)
+        padded[name][real] = np.concatenate([np.asarray(row, np.int64) for row in batch[name]])
+    dtypes = {v.name: v.type.dtype for v in model.inputs if isinstance(v.type, TensorType)}
+    padded = {n: v.astype(dtypes.get(n, np.int64)) for n, v in padded.items()}
+    return padded | {n: v for n, v in batch.items() if n not in ragged}
 
 
 def _is_ragged(value: Any) -> bool:
@@ -184,3 +184,85 @@ def dtype_of(value: ValueInfo) -> np.dtype:
     """The element type of an input that is a tensor."""
     assert isinstance(value.type, TensorType)
     return value.type.dtype
+
+
+def pack_texts(model: Model, texts: Sequence[Sequence[int]], tokens: int) -> dict[str, np.ndarray]:
+    """A batch for ``finetune(model, "next_token", ...)`` with several texts packed into each row.
+
+    Each text goes into the first row with enough space. A token attends to preceding tokens of its own text only,
+    positions restart at each text, and the first token of a text is not predicted, so the loss equals that of one text
+    per row.
+
+    Args:
+        model: a decoder with ``position_ids`` and an ``attention_mask`` [batch, 1, tokens, total], of bool or of
+            floating numbers that are added to attention scores.
+        texts: the token ids of each text.
+        tokens: the length of the rows.
+
+    Returns:
+        A dict by input name: tokens and positions [rows, tokens], the mask [rows, 1, tokens, tokens], and ``labels``
+        int64[rows, tokens], -100 for the first token of each text and for padding.
+
+    Raises:
+        UnsupportedError: the model has no such inputs, or it has a recurrent state.
+        InputShapeError: a text is empty, or longer than a row.
+
+    >>> rows_of_texts([3, 2, 1], 4)
+    [[0, 2], [1]]
+    """
+    roles = _roles(model)
+    rows = rows_of_texts([len(text) for text in texts], tokens)
+    ids, segments, positions = (np.zeros((len(rows), tokens), np.int64) for _ in range(3))
+    labels = np.full_like(ids, IGNORED)
+    for row, members in enumerate(rows):
+        start = 0
+        for number, member in enumerate(members, 1):
+            text = np.asarray(texts[member], np.int64)
+            place = row, slice(start, start := start + len(text))
+            ids[place], segments[place], positions[place] = text, number, np.arange(len(text))
+            labels[place] = [IGNORED, *text[1:]]
+    seen = (segments[:, :, None] == segments[:, None, :]) & np.tri(tokens, dtype=bool)
+    types = {role: dtype_of(roles[role]) for role in roles}
+    heads = (roles["mask"].shape or ())[1]
+    mask = np.repeat(seen[:, None], heads, axis=1) if isinstance(heads, int) else seen[:, None]
+    if types["mask"] != bool:
+        mask = np.where(mask, 0, jnp.finfo(types["mask"]).min).astype(types["mask"])
+    return {
+        roles["tokens"].name: ids.astype(types["tokens"]),
+        roles["positions"].name: positions.astype(types["positions"]),
+        roles["mask"].name: mask,
+        "labels": labels,
+    }
+
+
+def rows_of_texts(lengths: Sequence[int], tokens: int) -> list[list[int]]:
+    """The indices of the texts of each row, by first fit."""
+    rows, free = list[list[int]](), list[int]()
+    for text, length in enumerate(lengths):
+        if not 0 < length <= tokens:
+            raise InputShapeError(f"text {text} has {length} tokens; rows of {tokens} take 1 to {tokens}")
+        row = next((i for i, space in enumerate(free) if space >= length), len(rows))
+        if row == len(rows):
+            rows.append([])
+            free.append(tokens)
+        rows[row].append(text)
+        free[row] -= length
+    return rows
+
+
+def _roles(model: Model) -> dict[str, ValueInfo]:
+    """The inputs for tokens, positions and the mask."""
+    decoder = caches(model)
+    roles = {role: decoder.roles[role] for role in ("tokens", "positions", "mask") if role in decoder.roles}
+    ranks = {role: len(v.shape or ()) for role, v in roles.items()}
+    dtype: Any = dtype_of(roles["mask"]) if "mask" in roles else np.dtype(object)
+    if ranks != {"tokens": 2, "positions": 2, "mask": 4} or not (dtype == bool or jnp.issubdtype(dtype, jnp.floating)):
+        raise UnsupportedError(
+            f"model {model.graph.name!r} cannot separate texts in one row: this needs position_ids [batch, tokens] "
+            "and a mask [batch, 1, tokens, total], bool or floating, and its inputs are "
+            f"({', '.join(map(str, model.inputs))}). Export it with these, or put each text into its own row: "
+            "batch = {'input_ids': texts}"
+        )
+    if states := [p.past.name for p in decoder.pairs if p.axis is None]:
+        raise UnsupportedError(f"the recurrent state {states[0]!r} would pass from text to text: give each its own row")
+    return roles

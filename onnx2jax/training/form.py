@@ -25,9 +25,9 @@ from ..proto.mapped import load
 from ..proto.types import ValueInfo
 
 PRIVATE: Final = "onnx2jax.finetune"
-LAYER: Final = re.compile(r"(.*?[._/]\d+)[./]")
-"""Matches node names with a layer prefix: ``/model/layers.0/attn/MatMul``, ``encoder.layer.11.output``."""
-LAYER_NUMBER: Final = re.compile(r"\d+$")
+LAYER: Final = re.compile(r"((.*?[._/])\d+)[./]")
+"""Matches node names with a layer prefix: ``/model/layers.0/attn/MatMul``, ``encoder.layer.11.output``. Groups: the
+prefix with the layer's number, and without it."""
 
 
 @dataclass(frozen=True)
@@ -123,12 +123,12 @@ def _layers(graph: Graph) -> dict[str, list[Node]]:
     Raises:
         InputNameError: node names contain no layer numbers.
     """
-    layers: dict[str, list[Node]] = {}
+    nodes: dict[tuple[str, ...], list[Node]] = {}
     for node in graph.nodes:
         if match := LAYER.match(node.name):
-            layers.setdefault(match[1], []).append(node)
-    prefixes = Counter(LAYER_NUMBER.sub("", name) for name in layers)
-    layers = {n: v for n, v in layers.items() if prefixes[LAYER_NUMBER.sub("", n)] > 1 and len(v) > 1}
+            nodes.setdefault(match.groups(), []).append(node)
+    counts = Counter(prefix for _, prefix in nodes)
+    layers = {name: group for (name, prefix), group in nodes.items() if counts[prefix] > 1 and len(group) > 1}
     if not layers:
         raise InputNameError(
             f"remat=True needs layer numbers in node names ('/model/layers.0/...'), and "
@@ -281,10 +281,9 @@ def with_compute_dtype(graph: Graph, dtype: Any) -> Graph:
     """The graph with float32 products computed in a narrower dtype; other nodes are unchanged."""
 
     def change(node: Node, _: dict[str, np.ndarray]) -> Node:
-        operator = node.target
-        if not isinstance(operator, Operator) or not operator.product:
+        if not node.operator.product:
             return node
-        return replace(node, target=replace(operator, function=partial(_in_compute_dtype, operator, dtype)))
+        return replace(node, target=replace(node.operator, function=partial(_in_compute_dtype, node.operator, dtype)))
 
     return map_nodes(graph, change)
 
