@@ -85,12 +85,13 @@ def load_artifacts(folder: str | os.PathLike[str], *, checkpoint: str = "checkpo
     if len(content.groups) > 1:
         names = [group.name for group in content.groups]
         raise UnsupportedError(f"the checkpoint has {len(names)} groups of parameters ({names}); one is supported")
-    group = next(iter(content.groups), None)
+    group, optimizer = next(iter(content.groups), None), folder / "optimizer_model.onnx"
+    nodes = read_model(optimizer).graph.node if optimizer.exists() else ()
     _set_parameters(message, content.trained + content.frozen)
     return Artifacts(
         model=convert(message.SerializeToString(), external_data_dir=folder, **options),
         trainable=tuple(t.name for t in content.trained),
-        optimizer=_attributes(folder / "optimizer_model.onnx"),
+        optimizer={n.op_type: {a.name: a.i if a.HasField("i") else a.f for a in n.attribute} for n in nodes},
         learning_rate=group.learning_rate if group else None,
         step=group.step if group else 0,
         moments={n: {t.name: to_array(t, files) for t in ts} for n, ts in (group.moments if group else {}).items()},
@@ -123,11 +124,3 @@ def _set_parameters(message: Any, tensors: list[Any]) -> None:
             )
         message.graph.input.remove(value)
     message.graph.initializer.extend(tensors)
-
-
-def _attributes(path: Path) -> dict[str, dict[str, Any]]:
-    """Operator -> attributes, for the nodes of a model; {} if the file does not exist."""
-    if not path.exists():
-        return {}
-    message = read_model(path)
-    return {n.op_type: {a.name: a.i if a.HasField("i") else a.f for a in n.attribute} for n in message.graph.node}
