@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import count
+from itertools import count, zip_longest
 from math import isqrt
 from typing import Any, Final
 
@@ -171,8 +171,7 @@ class Abstract:
         try:
             if isinstance(node.target, Function):
                 body = node.target.body
-                names = [v.name for v in body.inputs]
-                operands = dict.fromkeys(names, None) | dict(zip(names, values, strict=False))
+                operands = dict(zip_longest((v.name for v in body.inputs), values))
                 inner = self.graph(body, path, operands, None, call_of(node, scope, context), quiet=quiet)
                 return [inner.get(v.name, UNKNOWN) for v in body.outputs]
             bodies = [self._body(node, graph, scope, context, path) for graph in node.graphs]
@@ -289,17 +288,18 @@ def abstract_values(graph: Graph, extents: Extents) -> dict[str, Any]:
 
     Where these extents contradict one another, as those of a mask and of what it masks may, a result is guessed.
     """
-    found = dict[str, Any]()
+    values = dict[str, Any]()
+    without_data(lambda: values.update(types_and_constants(_Guesses(extents).graph(graph))))
+    return values
 
-    def run() -> None:
-        for name, value in _Guesses(extents).graph(graph).items():
-            if type(value) is np.ndarray:
-                found[name] = value
-            elif isinstance(value, jax.Array):
-                found[name] = jax.ShapeDtypeStruct(value.shape, value.dtype)
 
-    without_data(run)
-    return found
+def types_and_constants(scope: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The constants of numbers of an evaluation, and the types of what it traces, by name."""
+    for name, value in scope.items():
+        if isinstance(value, jax.Array):
+            yield name, jax.ShapeDtypeStruct(value.shape, value.dtype)
+        elif type(value) is np.ndarray and not value.dtype.hasobject:
+            yield name, value
 
 
 class _Guesses(Abstract):

@@ -15,27 +15,8 @@ from ..ir.derivatives import between, has_references, named_values
 from ..ir.graph import Graph, Node
 from ..ops.arrays import is_known
 
-Run = Callable[[Node, Any], Sequence[Any]]
-"""Evaluates a node in a scope, and returns its outputs."""
-
-
-@dataclass(frozen=True)
-class Frame:
-    """A graph that is being evaluated, as seen from a node inside it."""
-
-    nodes: tuple[Node, ...]
-    run: Run
-    """Evaluates a node of this graph again."""
-
-
-@dataclass(frozen=True)
-class Derivation:
-    """What is kept of an evaluation for nodes in it that ask for derivatives."""
-
-    frames: tuple[Frame, ...] = ()
-    """The graphs around a node, outermost first; none where no node asks."""
-    tape: Tape | None = None
-    """Records the nodes that will be differentiated."""
+Rerun = Callable[[Node, Any], Sequence[Any]]
+"""Evaluates a node again in a scope, and returns its outputs."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +25,9 @@ class Derivatives:
 
     node: Node
     scope: MutableMapping[str, Any]
-    derivation: Derivation
+    reruns: Mapping[Node, Rerun]
+    """The nodes of the graphs around, in order, outermost first -> what evaluates each again."""
+    tape: Tape | None
 
     def __call__(self, target: str, sought: Sequence[str], points: Mapping[str, Any]) -> tuple[Any, ...]:
         """d target / d x at ``points`` for each x of ``sought``; the elements of a target count as their sum.
@@ -54,22 +37,20 @@ class Derivatives:
         """
         for name in sought:
             _check_floating(name, points[name])
-        tape = self.derivation.tape
-        if tape is not None and self.node in tape.segments:
+        if self.tape is not None and self.node in self.tape.segments:
             _check_floating(target, self.scope[target])
-            gradients = tape.pull(self.node, target, self.scope[target])
+            gradients = self.tape.pull(self.node, target, self.scope[target])
         else:
             gradients = self._again(target, sought, points)
         return tuple(gradients[x] if x in gradients else jnp.zeros_like(points[x]) for x in sought)
 
     def _again(self, target: str, sought: Sequence[str], points: Mapping[str, Any]) -> Mapping[str, Any]:
-        owners = {node: frame for frame in self.derivation.frames for node in frame.nodes}
-        through = between(points, target, tuple(owners))
+        through = between(points, target, tuple(self.reruns))
 
         def forward(moving: Mapping[str, Any]) -> Any:
             scope = ChainMap({**points, **moving}, self.scope)
             for node in through:
-                results = owners[node].run(node, scope)
+                results = self.reruns[node](node, scope)
                 scope.update((name, value) for name, value in zip(node.outputs, results, strict=False) if name)
             _check_floating(target, scope[target])
             return scope[target]
@@ -97,7 +78,7 @@ class Tape:
         # A derivative of a derivative is taken of the evaluation anew.
         self.recorded: set[Node] = {step for through in self.segments.values() for step in through}
 
-    def record(self, node: Node, scope: MutableMapping[str, Any], run: Run) -> Sequence[Any]:
+    def record(self, node: Node, scope: MutableMapping[str, Any], run: Rerun) -> Sequence[Any]:
         """The node's outputs; remembers how to differentiate them."""
         moving = {n: scope[n] for n in node.reads if n in self._moving and _is_floating(scope[n])}
         known: dict[int, Any] = {}
@@ -120,8 +101,10 @@ class Tape:
             names = {i: step.outputs[i] for i in floating if i < len(step.outputs)}
             if not cotangents.keys() & set(names.values()):
                 continue
-            given = {i: cotangents.get(names.get(i, ""), jax.tree.map(jnp.zeros_like, v)) for i, v in floating.items()}
-            for name, part in pullback(given)[0].items():
+            incoming = {
+                i: cotangents.get(names.get(i, ""), jax.tree.map(jnp.zeros_like, v)) for i, v in floating.items()
+            }
+            for name, part in pullback(incoming)[0].items():
                 cotangents[name] = jax.tree.map(jnp.add, cotangents[name], part) if name in cotangents else part
         return cotangents
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequenc
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import zip_longest
 from typing import Any, Protocol
 
 import jax
@@ -22,17 +23,17 @@ import numpy as np
 from .. import compat, debug
 from ..errors import OperatorError
 from ..ir import binding, loops
-from ..ir.dropped import reader_beside_scatters
 from ..ir.graph import Function, Graph, Node, Reference, with_graphs
 from ..ir.neighbours import REWRITTEN, merging
+from ..ir.siblings import by_bits
 from ..limits import LARGEST_ARRAY, LARGEST_IN_SIGNATURE, LARGEST_TRACED, NESTED_JITS
 from ..ops.arrays import check_room, is_known, is_traced
 from ..ops.cast import is_float
 from ..ops.registry import Operator, Shards
 from ..proto.types import ValueInfo
-from .autodiff_tape import Derivation, Derivatives, Frame, Tape
+from .autodiff_tape import Derivatives, Rerun, Tape
 from .layers import Rolling
-from .node_errors import NoKey, forward_only, needs_known, node_error, operands, warn
+from .node_errors import NoKey, dropped, forward_only, node_error, operands, warn
 from .settings import Settings as Settings
 from .sibling_fusion import fused, once_of
 from .static_operands import static_operands
@@ -82,7 +83,10 @@ class Context:
     """Set while nodes run on the host."""
     caller_traces: bool = False
     """Whether values that operators would like to know are traced by the caller."""
-    derivation: Derivation = field(default_factory=Derivation)
+    reruns: Mapping[Node, Rerun] = field(default_factory=dict)
+    """Evaluates nodes of the graphs around again, for a node that asks for derivatives; empty where none does."""
+    tape: Tape | None = None
+    """Records the nodes that will be differentiated."""
     graphs: tuple[Graph, ...] = ()
     """The complete graph that is being evaluated and those around it, the innermost first; empty on the host."""
     layers: Rolling | None = None
@@ -96,11 +100,10 @@ class Context:
             return context
 
         def run(node: Node, scope: Scope) -> Sequence[Any]:
-            return run_node(node, scope, replace(context, derivation=Derivation(frames)))
+            return run_node(node, scope, replace(context, reruns=reruns, tape=None))
 
-        frames = (*self.derivation.frames, Frame(whole.nodes, run))
-        tape = Tape(whole, graph.nodes) if self.host is None else None
-        return replace(context, derivation=Derivation(frames, tape))
+        reruns = {**self.reruns, **dict.fromkeys(whole.nodes, run)}
+        return replace(context, reruns=reruns, tape=Tape(whole, graph.nodes) if self.host is None else None)
 
 
 @dataclass(frozen=True)
@@ -164,13 +167,13 @@ def evaluate(graph: Graph, inputs: Mapping[str, Any], context: Context, outer: S
         KnownValueError: a value that must be known is traced.
         OperatorError: an operator refuses its inputs.
     """
-    own = initial_scope(graph, inputs, context)
-    scope: Scope = own if outer is None else ChainMap(own, outer)
+    values = initial_scope(graph, inputs, context)
+    scope: Scope = values if outer is None else ChainMap(values, outer)
     context = context.within(graph)
     settings, nodes = context.settings, graph.nodes
     if context.layers is not None:
         nodes = context.layers.nodes(graph)
-    elif context.host is None and context.derivation.tape is None and settings.optimize and settings.place is None:
+    elif context.host is None and context.tape is None and settings.optimize and settings.place is None:
         nodes = fused(graph)
     run_nodes(nodes, scope, context)
     return tuple(scope[v.name] for v in graph.outputs)
@@ -178,9 +181,8 @@ def evaluate(graph: Graph, inputs: Mapping[str, Any], context: Context, outer: S
 
 def initial_scope(graph: Graph, inputs: Mapping[str, Any], context: Context) -> dict[str, Any]:
     """The initializers of a graph and its inputs, by name."""
-    return {name: context.params.get(graph.key(name), value) for name, value in graph.initializers.items()} | dict(
-        inputs
-    )
+    initializers = {name: context.params.get(graph.key(name), value) for name, value in graph.initializers.items()}
+    return initializers | dict(inputs)
 
 
 def run_nodes(nodes: Iterable[Node], scope: Scope, context: Context, run: Run | None = None) -> None:
@@ -202,9 +204,8 @@ def run_nodes(nodes: Iterable[Node], scope: Scope, context: Context, run: Run | 
 
 def run_node(node: Node, scope: Scope, context: Context) -> Sequence[Any]:
     """The outputs of a node."""
-    tape = context.derivation.tape
-    if tape is not None and node in tape.recorded:
-        return tape.record(node, scope, context.derivation.frames[-1].run)
+    if context.tape is not None and node in context.tape.recorded:
+        return context.tape.record(node, scope, context.reruns[node])
     values = [scope[name] if name else None for name in node.inputs]
     place, on_host = context.settings.place, context.host is not None
     if on_host:
@@ -235,8 +236,7 @@ def _call(node: Node, values: list[Any], scope: Scope, context: Context) -> Any:
     attributes = node.attributes if node.is_plain else _attributes(node, scope, context)
     node.target.check_choices(attributes)
     if node.target.static and not all(type(v) is np.ndarray for v in values):
-        traces = context.caller_traces
-        values = static_operands(node, node.target, values, scope, context.graphs, caller_traces=traces)
+        values = static_operands(node, values, scope, context.graphs, caller_traces=context.caller_traces)
     if (node.target.merges or (node.op_type in REWRITTEN and not node.domain)) and context.graphs:
         values = _apart(node, values, context)
     if node.target.fixtures:
@@ -248,12 +248,12 @@ def _call(node: Node, values: list[Any], scope: Scope, context: Context) -> Any:
 
 def _apart(node: Node, values: Sequence[Any], context: Context) -> list[Any]:
     """The operands, behind a barrier where XLA would merge the node with a neighbour; on CPUs both remain one loop."""
-    found = [*values]
+    separate = [*values]
     for i, what in merging(node, context.graphs[0], context.call.depth > 0):
         merges = what == "all" or (compat.merges_constants() and _is_uniform(values[1 - i]))
         if merges and not is_known(values[i]) and is_float(values[i].dtype):
-            found[i] = jax.lax.optimization_barrier(values[i])
-    return found
+            separate[i] = jax.lax.optimization_barrier(values[i])
+    return separate
 
 
 def _is_uniform(value: Any) -> bool:
@@ -279,9 +279,8 @@ def checked_results(node: Node, values: Sequence[Any], returned: Any) -> list[An
             except ValueError as e:
                 raise OperatorError(f"{node}: {e}\n{operands(node, values)}") from None
     if len(node.outputs) > len(results):
-        raise OperatorError(
-            f"{node} names {len(node.outputs)} outputs, the operator gives {len(results)}", rule="ND-08"
-        )
+        text = f"{node} names {len(node.outputs)} outputs, the operator gives {len(results)}"
+        raise OperatorError(text, rule="ND-08")
     return results
 
 
@@ -311,12 +310,8 @@ def fixtures(node: Node, operator: Operator, scope: Scope, context: Context) -> 
 
 
 def _trips(node: Node, scope: Scope, context: Context) -> Any:
-    on_host = context.host is not None and not context.call.attributes
-    return partial(context.host.run_trips, node, scope, context.rng) if on_host else None  # type: ignore[union-attr]
-
-
-def _shards(node: Node, _: Scope, context: Context) -> Shards:
-    return Shards() if context.settings.place is None else context.settings.place.shards(node)
+    host = None if context.call.attributes else context.host
+    return host and partial(host.run_trips, node, scope, context.rng)
 
 
 def _declared(node: Node, context: Context) -> Sequence[Any] | None:
@@ -326,30 +321,20 @@ def _declared(node: Node, context: Context) -> Sequence[Any] | None:
     return None if declared is None else declared.shape
 
 
-def _dropped(node: Node, graph: Graph) -> None:
-    """Raise KnownValueError if not only scatters, which drop padding, read the node's results."""
-    if reader := reader_beside_scatters(graph, node):
-        error = needs_known(node, "'X'", node.inputs[:1])
-        error.add_note(
-            f"{reader} reads its result; if scatters alone did, by rows, it would be padded to the size of 'X'"
-        )
-        raise error
-
-
 _FIXTURES: dict[str, Callable[[Node, Scope, Context], Any]] = {
     "opset": lambda node, *_: node.opset,
     "n_outputs": lambda node, *_: len(node.outputs),
     "loop_cond": lambda _node, _scope, context: context.settings.loop_cond,
     "max_trips": lambda _node, _scope, context: context.settings.max_trips,
-    "derivatives": lambda node, scope, context: Derivatives(node, scope, context.derivation),
+    "derivatives": lambda node, scope, context: Derivatives(node, scope, context.reruns, context.tape),
     "compiled": _trips,
     "forward_only": lambda node, *_: partial(forward_only, node),
     "once": lambda node, *_: once_of(node),
-    "shards": _shards,
+    "shards": lambda node, _, context: Shards() if (place := context.settings.place) is None else place.shards(node),
     "extents": lambda node, _, context: _declared(node, context) if context.caller_traces else None,
     "wide": lambda node, *_: node.casts is not None and node.casts.result == np.float32,
     "double": lambda node, *_: node.casts is not None and node.casts.result == np.float64,
-    "dropped": lambda node, _, context: partial(_dropped, node, *context.graphs[:1]),
+    "dropped": lambda node, _, context: partial(dropped, node, *context.graphs[:1]),
     "warn": lambda node, _, context: partial(warn, node, context.settings.warned),
     "rng": lambda node, _, context: NoKey(node) if context.rng is None else _fold(context.rng, node),
 }
@@ -371,10 +356,9 @@ def call_of(node: Node, scope: Scope, context: Context) -> FunctionCall:
 def _call_function(node: Node, values: list[Any], scope: Scope, context: Context) -> tuple[Any, ...]:
     """The outputs of a model-local function; traced once per signature, as a nested jit."""
     function: Any = node.target
-    names = [v.name for v in function.body.inputs]
-    named = dict(zip(names, values + [None] * (len(names) - len(values)), strict=True))
+    named = dict(zip_longest((v.name for v in function.body.inputs), values))
     call, rng = call_of(node, scope, context), _fold(context.rng, node)
-    context = replace(context, call=call, rng=rng, derivation=Derivation(), graphs=())
+    context = replace(context, call=call, rng=rng, reruns={}, tape=None, graphs=())
     traced = {name: value for name, value in named.items() if isinstance(value, jax.core.Tracer)}
     known = {name: value for name, value in named.items() if name not in traced}
     signature = _signature((known, call.attributes))
@@ -382,19 +366,14 @@ def _call_function(node: Node, values: list[Any], scope: Scope, context: Context
         return evaluate(function.body, named, context)
     key = (function, signature, tuple(traced), context.rng is None)
     if key not in call.traced:
-        call.traced[key] = _traced_function(function, known, context)
+
+        def body(traced: dict[str, Any], rng: Any) -> list[Any]:
+            results = evaluate(function.body, {**known, **traced}, replace(context, rng=rng))
+            return [ConstantOutput(r) if is_known(r) else r for r in results]
+
+        body.__name__ = function.name
+        call.traced[key] = jax.jit(body)
     return with_constants(call.traced[key](traced, context.rng))
-
-
-def _traced_function(function: Function, known: Mapping[str, Any], context: Context) -> Any:
-    """A jitted function over the traced operands."""
-
-    def body(traced: dict[str, Any], rng: Any) -> list[Any]:
-        results = evaluate(function.body, {**known, **traced}, replace(context, rng=rng))
-        return [ConstantOutput(r) if is_known(r) else r for r in results]
-
-    body.__name__ = function.name
-    return jax.jit(body)
 
 
 @jax.tree_util.register_static
@@ -412,16 +391,10 @@ def with_constants(results: Sequence[Any]) -> tuple[Any, ...]:
 
 def _signature(value: Any) -> Any:
     """Known values as a hashable key that tells their bits apart; None when they are large or hold graphs."""
-    match value:
-        case np.ndarray():
-            if value.nbytes > LARGEST_IN_SIGNATURE or value.dtype.hasobject:
-                return None
-            return value.dtype, value.shape, value.tobytes()
-        case list() | tuple() | dict():
-            items = [*value, *value.values()] if isinstance(value, dict) else value
-            parts = tuple(map(_signature, items))
-            return None if any(p is None for p in parts) else parts
-        case str() | int() | float() | bool() | None:
-            return type(value), repr(value)  # 0.0 == -0.0, and they are not the same
-        case _:
+    leaves, structure = jax.tree.flatten(value)
+    for leaf in leaves:
+        if not isinstance(leaf, np.ndarray | str | int | float):
             return None
+        if isinstance(leaf, np.ndarray) and (leaf.nbytes > LARGEST_IN_SIGNATURE or leaf.dtype.hasobject):
+            return None
+    return structure, by_bits(leaves)

@@ -22,7 +22,7 @@ from ..ops.arrays import is_string
 from ..ops.conv import native_conv
 from ..proto.mapped import load
 from ..proto.types import TensorType, ValueInfo
-from .abstract import UNKNOWN, Extents, abstract_values, without_data
+from .abstract import UNKNOWN, Extents, abstract_values, types_and_constants, without_data
 from .interpreter import Context, Scope, run_node, run_nodes
 
 Values = Mapping[str, Any]
@@ -54,24 +54,20 @@ def known_values(
         outer: values of the graphs around it.
     """
     large = {n for n in weights if constants[n].size > LARGEST_KNOWN}
-    given = {n: jax.ShapeDtypeStruct(constants[n].shape, constants[n].dtype) for n in large} | dict(_declared(inputs))
-    given |= {n: v for n, v in outer.items() if n not in constants and not isinstance(v, np.ndarray)}
+    types = {n: jax.ShapeDtypeStruct(constants[n].shape, constants[n].dtype) for n in large} | dict(_declared(inputs))
+    types |= {n: v for n, v in outer.items() if n not in constants and not isinstance(v, np.ndarray)}
     known = {n: v for n, v in outer.items() if isinstance(v, np.ndarray)}
-    found, extents = dict[str, Any](), dict[str, tuple[Any, ...]]()
+    values, extents = dict[str, Any](), dict[str, tuple[Any, ...]]()
 
-    def run(given: dict[str, Any]) -> None:
-        scope = known | {n: load(v) for n, v in constants.items() if n not in large} | given
+    def run(tracers: dict[str, Any]) -> None:
+        scope = known | {n: load(v) for n, v in constants.items() if n not in large} | tracers
         run_nodes(graph.nodes, scope, Context({}, jax.random.key(0)), symbolic_results)
-        for name, value in scope.items():
-            if isinstance(value, jax.Array):
-                found[name] = jax.ShapeDtypeStruct(value.shape, value.dtype)
-            elif type(value) is np.ndarray and not value.dtype.hasobject:
-                found[name] = value
-            elif is_extents(value) and value.ndim == 1:
-                extents[name] = tuple(value.tolist())
+        values.update(types_and_constants(scope))
+        vectors = {n: v for n, v in scope.items() if is_extents(v) and v.ndim == 1}
+        extents.update((n, tuple(v.tolist())) for n, v in vectors.items())
 
-    without_data(run, given)
-    return found, extents
+    without_data(run, types)
+    return values, extents
 
 
 def _declared(inputs: Iterable[ValueInfo]) -> Iterator[tuple[str, jax.ShapeDtypeStruct]]:

@@ -45,7 +45,7 @@ class Rolling:
     how: How
     unrolled: dict[str, str] = field(default_factory=dict)
     _nodes: dict[Graph, tuple[Node, ...]] = field(default_factory=dict, repr=False)
-    _found: dict[Graph, list[ir.Layers]] = field(default_factory=dict, repr=False)
+    _runs: dict[Graph, list[ir.Layers]] = field(default_factory=dict, repr=False)
 
     def nodes(self, graph: Graph) -> tuple[Node, ...]:
         """The nodes of a graph, with one node in the place of each run of layers."""
@@ -61,14 +61,14 @@ class Rolling:
 
     def runs(self, graph: Graph) -> list[ir.Layers]:
         """The runs of layers in a graph."""
-        if graph not in self._found:
-            self._found[graph] = [] if (graph.extracted_from or graph).differentiates else ir.repeated(graph)
-        return self._found[graph]
+        if graph not in self._runs:
+            self._runs[graph] = [] if (graph.extracted_from or graph).differentiates else ir.repeated(graph)
+        return self._runs[graph]
 
     def notes(self, graph: Graph) -> Iterator[str]:
         """What is rolled in a graph, and in the graphs inside it that were evaluated."""
-        for own in dict.fromkeys((graph, *self._nodes)):
-            for run in self.runs(own):
+        for rolled in dict.fromkeys((graph, *self._nodes)):
+            for run in self.runs(rolled):
                 why, form = self.unrolled.get(str(run)), "called" if self.how == "calls" else "rolled"
                 yield f"{form}: {run}" if why is None else f"not {form}: {run}, because {why}"
 
@@ -101,9 +101,9 @@ def _layers(*values: Any, body: Any, unrolled: Any, run: ir.Layers, rolling: Rol
             last, rows = _scanned(state, columns, body, run.count, remat=rolling.how == "remat")
     except Exception as error:  # types differ, or a node raises: by itself it does so with its own operands
         rolling.unrolled[str(run)] = str(error).partition("\n")[0]
-        found = dict(zip((v.name for v in unrolled.outputs), unrolled(), strict=True))
+        outputs = dict(zip((v.name for v in unrolled.outputs), unrolled(), strict=True))
         every = (*run.last, *(name for names in run.rows.values() for name in names))
-        return tuple(found.get(name) for name in every)
+        return tuple(outputs.get(name) for name in every)
     rolling.unrolled.pop(str(run), None)
     return (*last, *(v for row in rows for v in row))
 
@@ -130,19 +130,16 @@ def _scanned(
     stacked = [_stacked(column) for column, fixed in zip(columns, same, strict=True) if not fixed]
     known: dict[int, Any] = {}
 
-    def step(_: Any, state: Sequence[Any], own: Sequence[Any]) -> tuple[Any, list[Any], list[Any]]:
-        values = [*state, *_with_fixed(own, columns, same)]
-        traced = {i: v for i, v in enumerate(values) if not is_known(v)}
+    def step(_: Any, state: Sequence[Any], varying: Sequence[Any]) -> tuple[Any, list[Any], list[Any]]:
+        values = [*state, *_with_fixed(varying, columns, same)]
+        operands = {i: v for i, v in enumerate(values) if not is_known(v)}
 
-        def layer(traced: dict[int, Any]) -> dict[int, Any]:
-            found = dict(enumerate(results(body(*(traced.get(i, v) for i, v in enumerate(values))))))
-            known.clear()
-            known.update((i, v) for i, v in found.items() if is_known(v))
-            return {i: v for i, v in found.items() if i not in known}
+        def layer(operands: dict[int, Any]) -> dict[int, Any]:
+            return _traced(body(*(operands.get(i, v) for i, v in enumerate(values))), known)
 
-        found = jax.checkpoint(layer, prevent_cse=False)(traced) if remat else layer(traced)
-        new = [known[i] if i in known else found[i] for i in range(len(state))]
-        return np.True_, new, [v for i, v in found.items() if i >= len(state)]
+        traced = jax.checkpoint(layer, prevent_cse=False)(operands) if remat else layer(operands)
+        new = [known[i] if i in known else traced[i] for i in range(len(state))]
+        return np.True_, new, [v for i, v in traced.items() if i >= len(state)]
 
     last, outs = scan(step, list(state), stacked, count)
     several = iter(outs)
@@ -161,10 +158,8 @@ def _called(
         """A layer as a jitted function of its state and values, and its results that are known once it is traced."""
         known: dict[int, Any] = {}
 
-        def layer(state: Sequence[Any], own: Sequence[Any]) -> dict[int, Any]:
-            found = dict(enumerate(results(body(*state, *_with_fixed(own, columns, same)))))
-            known.update((i, v) for i, v in found.items() if is_known(v))
-            return {i: v for i, v in found.items() if i not in known}
+        def layer(state: Sequence[Any], varying: Sequence[Any]) -> dict[int, Any]:
+            return _traced(body(*state, *_with_fixed(varying, columns, same)), known)
 
         layer.__name__ = LAYER
         return jax.jit(layer), known
@@ -175,11 +170,19 @@ def _called(
         leaves, structure = jax.tree.flatten(operands)
         key = structure, *map(jax.typeof, leaves)
         jitted, known = functions[key] if key in functions else functions.setdefault(key, function())
-        found = jitted(*operands) | known
-        state = [found[i] for i in range(len(state))]
+        outputs = jitted(*operands) | known
+        state = [outputs[i] for i in range(len(state))]
         for i, row in enumerate(rows, len(state)):
-            row.append(found[i])
+            row.append(outputs[i])
     return list(state), list(rows)
+
+
+def _traced(returned: Any, known: dict[int, Any]) -> dict[int, Any]:
+    """A layer's traced results by position; those that are known replace the content of ``known``."""
+    outputs = dict(enumerate(results(returned)))
+    known.clear()
+    known.update((i, v) for i, v in outputs.items() if is_known(v))
+    return {i: v for i, v in outputs.items() if i not in known}
 
 
 def _is_fixed(column: Sequence[Any]) -> bool:
@@ -187,9 +190,9 @@ def _is_fixed(column: Sequence[Any]) -> bool:
     return all(equal(column[0], v) for v in column)
 
 
-def _with_fixed(own: Sequence[Any], columns: Sequence[Sequence[Any]], same: Sequence[bool]) -> Iterator[Any]:
+def _with_fixed(varying: Sequence[Any], columns: Sequence[Sequence[Any]], same: Sequence[bool]) -> Iterator[Any]:
     """A layer's values of all columns, given those that are not the same in all layers."""
-    rest = iter(own)
+    rest = iter(varying)
     return (column[0] if fixed else next(rest) for column, fixed in zip(columns, same, strict=True))
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from .. import compat
 from ..errors import DeviationWarning, KnownValueError, OnnxError, OperatorError, RandomKeyError, UnsupportedError
+from ..ir.dropped import reader_beside_scatters
 from ..ir.graph import Function, Graph, Node
 from ..ir.signatures import type_mismatch, type_of_array
 from ..limits import LARGEST_ARRAY
@@ -63,15 +64,15 @@ def node_error(e: Exception, node: Node, values: Sequence[Any], on_host: bool) -
         # The body looked at a traced value: conversion to int, bool or NumPy.
         return _needs_jax(node, theirs) if theirs else needs_known(node, "an operand", node.inputs)
     if isinstance(e, NotImplementedError):
-        cure = f"\n{THEIRS.format(theirs)}" if theirs and _raised_by_a_library(e) else ""
-        return UnsupportedError(f"{node}: {e}\n{operands(node, values)}{cure}")
+        fix = f"\n{THEIRS.format(theirs)}" if theirs and _raised_by_a_library(e) else ""
+        return UnsupportedError(f"{node}: {e}\n{operands(node, values)}{fix}")
     wrong = "" if theirs else _misfit(node, values, e)
-    cure = wrong or ((THEIRS.format(theirs) if theirs else CURE) if _raised_by_a_library(e) else "")
-    if wrong or isinstance(e, ON_PURPOSE) or (isinstance(e, FOREIGN) and cure):
+    fix = wrong or ((THEIRS.format(theirs) if theirs else CURE) if _raised_by_a_library(e) else "")
+    if wrong or isinstance(e, ON_PURPOSE) or (isinstance(e, FOREIGN) and fix):
         if any(map(is_string, values)) and not is_known(values):
             return needs_known(node, "an operand beside strings", node.inputs)
         text = str(e) if theirs else _explained(e)
-        return OperatorError("\n".join(filter(None, (f"{node}: {text}", operands(node, values), cure))))
+        return OperatorError("\n".join(filter(None, (f"{node}: {text}", operands(node, values), fix))))
     e.add_note(f"inside {node}\n{operands(node, values)}")
     return e
 
@@ -98,8 +99,8 @@ def _explained(e: Exception) -> str:
     text = str(e)
     for pattern, meaning in _EXPLAINED:
         if re.search(pattern, text):
-            found = list(dict.fromkeys(re.findall(r"\([\d, ]*\)", text)))
-            return meaning.format(shapes=f"{' and '.join(found)} " if len(found) > 1 else "", text=text)
+            shapes = list(dict.fromkeys(re.findall(r"\([\d, ]*\)", text)))
+            return meaning.format(shapes=f"{' and '.join(shapes)} " if len(shapes) > 1 else "", text=text)
     return text
 
 
@@ -225,6 +226,16 @@ def forward_only(node: Node, values: Any, why: str) -> Any:
     """The values; reverse-mode differentiation raises an error that says why."""
     error = partial(KnownValueError, f"{node}: {why}", tuple(filter(None, node.inputs)), node)
     return jax.tree.map(lambda v: compat.forward_only(v, error) if is_traced(v) else v, values)
+
+
+def dropped(node: Node, graph: Graph) -> None:
+    """Raise KnownValueError if not only scatters, which drop padding, read the node's results."""
+    if reader := reader_beside_scatters(graph, node):
+        error = needs_known(node, "'X'", node.inputs[:1])
+        error.add_note(
+            f"{reader} reads its result; if scatters alone did, by rows, it would be padded to the size of 'X'"
+        )
+        raise error
 
 
 class NoKey:

@@ -23,7 +23,7 @@ _made: WeakKeyDictionary[Node, dict[Any, Any]] = WeakKeyDictionary()
 
 
 def fused(graph: Graph) -> tuple[Node, ...]:
-    """The nodes of a graph, with one node in the place of those that are evaluated together."""
+    """The nodes of a graph, with one node in the place of siblings."""
     groups = {} if (graph.extracted_from or graph).differentiates else {g[0]: g for g in siblings(graph)}
     rest = {node for group in groups.values() for node in group[1:]}
     nodes = (node for node in graph.nodes if node not in rest)
@@ -33,12 +33,12 @@ def fused(graph: Graph) -> tuple[Node, ...]:
 def _node(graph: Graph, group: tuple[Node, ...]) -> Node:
     operator: Any = group[0].target
     attributes = {"group": group, "alone": tuple(graph.extract([node], _named(node)) for node in group)}
-    together = Operator("onnx2jax.runtime", "Together", 1, _together, attributes=frozenset(attributes))
+    target = Operator("onnx2jax.runtime", "Together", 1, _fused, attributes=frozenset(attributes))
     outputs = tuple(name for node in group for name in _named(node))
     name = f"{group[0].name} and {len(group) - 1} other {operator.name}"
     return replace(
         group[0], name=name, op_type="Together", domain="onnx2jax.runtime", outputs=outputs, attributes=attributes,
-        target=together,
+        target=target,
     )  # fmt: skip
 
 
@@ -46,7 +46,7 @@ def _named(node: Node) -> tuple[str, ...]:
     return tuple(filter(None, node.outputs))
 
 
-def _together(*values: Any, group: tuple[Node, ...], alone: Any) -> tuple[Any, ...]:
+def _fused(*values: Any, group: tuple[Node, ...], alone: Any) -> tuple[Any, ...]:
     """The outputs of all nodes of a group; of one after the other where that fails, so that errors name the node."""
     operator: Any = group[0].target
     try:
@@ -58,8 +58,8 @@ def _together(*values: Any, group: tuple[Node, ...], alone: Any) -> tuple[Any, .
         several = operator.together(*values, nodes=calls)
     except Exception:
         return tuple(value for closure in alone for value in closure())
-    found = zip(group, (r if isinstance(r, tuple) else (r,) for r in several), strict=True)
-    return tuple(v for node, results in found for n, v in zip(node.outputs, results, strict=False) if n)
+    by_node = zip(group, (r if isinstance(r, tuple) else (r,) for r in several), strict=True)
+    return tuple(v for node, results in by_node for n, v in zip(node.outputs, results, strict=False) if n)
 
 
 def once_of(node: Node) -> Callable[..., Any]:

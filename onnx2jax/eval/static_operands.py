@@ -17,7 +17,7 @@ from jax import export
 
 from ..ir.graph import Graph, Node
 from ..ops.arrays import is_known, is_traced
-from ..ops.registry import Operator, is_built_in
+from ..ops.registry import is_built_in
 from ..ops.traced import TracedIntegers
 from .node_errors import needs_known
 
@@ -28,7 +28,6 @@ _INTEGERS: Final = frozenset({np.dtype(np.int32), np.dtype(np.int64)})
 
 def static_operands(
     node: Node,
-    operator: Operator,
     values: Sequence[Any],
     scope: Mapping[str, Any],
     graphs: Sequence[Graph],
@@ -39,7 +38,6 @@ def static_operands(
 
     Args:
         node: the node.
-        operator: that it is bound to.
         values: of its inputs.
         scope: values by name.
         graphs: that of the scope and those around it, the innermost first.
@@ -48,7 +46,7 @@ def static_operands(
     Raises:
         KnownValueError: one of them is traced, and nothing that the operator could use is known of it.
     """
-    arithmetic = _Arithmetic(scope, graphs)
+    operator, arithmetic = node.operator, _Arithmetic(scope, graphs)
     results = []
     for position, (name, value) in enumerate(zip(node.inputs, values, strict=True)):
         parameter = operator.parameter(position)
@@ -76,7 +74,7 @@ class _Arithmetic:
         """``graphs``: that of the scope and those around it, the innermost first."""
         self._scope, self._graphs = scope, graphs
         self._count = 0
-        self._found: dict[str, Any] = {}
+        self._terms_of: dict[str, Any] = {}
 
     @cached_property
     def _symbols(self) -> export.SymbolicScope:
@@ -84,9 +82,9 @@ class _Arithmetic:
 
     def terms(self, name: str) -> Any:
         """The value of a name; None if it is no small tensor of integers."""
-        if name not in self._found:
-            self._found[name] = self._terms(name)
-        return self._found[name]
+        if name not in self._terms_of:
+            self._terms_of[name] = self._terms(name)
+        return self._terms_of[name]
 
     def _terms(self, name: str) -> Any:
         value: Any = self._scope.get(name)
@@ -94,15 +92,15 @@ class _Arithmetic:
             return None
         if not is_traced(value):
             return np.asarray(value)
-        found = self._computed(name)
-        return found if found is not None and found.shape == value.shape else self._unknown(value.shape)
+        terms = self._computed(name)
+        return terms if terms is not None and terms.shape == value.shape else self._unknown(value.shape)
 
     def _computed(self, name: str) -> Any:
         """The value, computed from the terms of its operands; None where an operator does not support them."""
         node = next((g.producers.get(name) for g in self._graphs if name in g.defines), None)
-        if node is None or not node.is_plain or not isinstance(operator := node.target, Operator):
+        if node is None or not node.is_plain:
             return None
-        supplied = {"opset": node.opset, "n_outputs": len(node.outputs), "extents": None}
+        operator, supplied = node.operator, {"opset": node.opset, "n_outputs": len(node.outputs), "extents": None}
         if operator.function is None or not operator.fixtures <= supplied.keys() or not is_built_in(operator):
             return None
         operands = [self.terms(n) if n else None for n in node.inputs]

@@ -88,10 +88,10 @@ def unaliased(results: Iterable[Any], arguments: Iterable[Any]) -> list[Any]:
 
     A caller who donates or deletes such a result would delete a parameter of the model.
     """
-    own = {id(v) for v in arguments}
-    return [jnp.copy(r) if id(r) in own and is_numeric(r) else r for r in results]
+    buffers = {id(v) for v in arguments}
+    return [jnp.copy(r) if id(r) in buffers and _is_numeric(r) else r for r in results]
 
 
-def is_numeric(value: Any) -> bool:
+def _is_numeric(value: Any) -> bool:
     """Whether a value is an array of numbers, and no random key."""
     return isinstance(value, jax.Array) and not jnp.issubdtype(value.dtype, jax.dtypes.extended)
