@@ -65,7 +65,9 @@ def replace_all(index: Path, data: Mapping[Path, Write], describe: Callable[[Map
         data: data file -> the function that writes it.
         describe: returns the content of the index, given the path where each data file is.
     """
-    placed = {path: _provisional(path) if os.path.lexists(path) else path for path in data}
+    placed = {
+        path: path.with_name(f"{path.name}.{secrets.token_hex(4)}") if os.path.lexists(path) else path for path in data
+    }
     with ExitStack() as undo:
         for path, write in data.items():
             with replacing(placed[path]) as file:
@@ -98,10 +100,6 @@ def is_provisional(name: str, final: str) -> bool:
     True
     """
     return re.fullmatch(re.escape(final) + r"\.[0-9a-f]{8}", name) is not None
-
-
-def _provisional(path: Path) -> Path:
-    return path.with_name(f"{path.name}.{secrets.token_hex(4)}")
 
 
 def _sync(folder: Path) -> None:

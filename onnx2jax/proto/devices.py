@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from .messages import keep
+
 
 @dataclass(frozen=True)
 class Configuration:
@@ -78,28 +80,21 @@ def read_node(node: Any) -> dict[str, NodeDevices]:
 def _sharding(spec: Any) -> Sharding:
     groups = {entry.key: tuple(entry.value) for entry in spec.index_to_device_group_map}
     holders = tuple(groups.get(entry, (entry,)) for entry in spec.device)
-    axes = tuple(dim.axis for dim in spec.sharded_dim)
-    return Sharding(spec.tensor_name, holders, tuple(_splits(spec)), axes)
-
-
-def _splits(spec: Any) -> Iterator[Split]:
-    for dim in spec.sharded_dim:
-        for s in dim.simple_sharding:
-            kind = s.WhichOneof("dim")
-            yield Split(dim.axis, s.num_shards, getattr(s, kind) if kind else None)
+    splits = tuple(
+        Split(dim.axis, s.num_shards, getattr(s, s.WhichOneof("dim") or "", None))
+        for dim in spec.sharded_dim
+        for s in dim.simple_sharding
+    )
+    return Sharding(spec.tensor_name, holders, splits, tuple(dim.axis for dim in spec.sharded_dim))
 
 
 def write_configuration(model: Any, configuration: Configuration) -> None:
     """Add a configuration to a ModelProto; replaces one of the same name, with its annotations."""
-    kept = [c for c in model.configuration if c.name != configuration.name]
-    del model.configuration[:]
-    model.configuration.extend(kept)
+    keep(model.configuration, lambda c: c.name != configuration.name)
     model.configuration.add(name=configuration.name, num_devices=configuration.devices, device=configuration.labels)
     model.ir_version = max(model.ir_version, 11)  # the first with configurations (rule DV-27)
     for node in model.graph.node:
-        others = [e for e in node.device_configurations if e.configuration_id != configuration.name]
-        del node.device_configurations[:]
-        node.device_configurations.extend(others)
+        keep(node.device_configurations, lambda e: e.configuration_id != configuration.name)
 
 
 def write_node(node: Any, name: str, annotation: NodeDevices) -> None:

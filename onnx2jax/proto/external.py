@@ -46,14 +46,13 @@ class ExternalFiles:
         self.detached: Detached = detached or Detached()
         self.follow_links = follow_links
         self.buffers: dict[str, np.ndarray] = {
-            location: _own(location, buffer) for location, buffer in (buffers or {}).items()
+            location: _immutable(location, buffer) for location, buffer in (buffers or {}).items()
         }
         self._files: dict[Path, File] = {}
         self._seen: dict[Path, tuple[int, int]] = {}
         """Size and modification time of files that the pickling process had opened."""
         self._maps: dict[File, np.ndarray] = {}
         self._handed_out: list[tuple[Any, bytes]] = []
-        self._sums: dict[str, str] = {}
         self._dense = self._stored = 0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -72,7 +71,7 @@ class ExternalFiles:
         source, start = self.locate(tensor, nbytes)
         if isinstance(source, File):
             if not lazy or nbytes < LAZY_BYTES:
-                return source.read(start, nbytes)
+                return source.read_runs([start], nbytes)
             if source not in self._maps:
                 self._maps[source] = source.mapped()
             source = self._maps[source]
@@ -86,12 +85,11 @@ class ExternalFiles:
         location = entries.get("location", "")
         source = self._buffer(tensor, location, what) if location in self.buffers else self._open(location, what)
         if length is not None and length != nbytes:
-            raise ExternalDataError(
-                f"{what}: length is {length} bytes, but its dims and element type need {nbytes}", rule="EX-11"
-            )
+            text = f"{what}: length is {length} bytes, but its dims and element type need {nbytes}"
+            raise ExternalDataError(text, rule="EX-11")
         start = offset or 0
         if start + nbytes > source.size:
-            head = source.read(0, min(source.size, HEAD)) if isinstance(source, File) else source[:HEAD]
+            head = source.read_runs([0], min(source.size, HEAD)) if isinstance(source, File) else source[:HEAD]
             raise ExternalDataError(
                 f"{what}: bytes {start} to {start + nbytes} are outside {location!r:.80} of {source.size} bytes; "
                 f"{foreign(head.tobytes()) or 'the file is truncated or belongs to another model'}",
@@ -123,10 +121,7 @@ class ExternalFiles:
 
     def is_link(self, location: str) -> bool:
         """Whether a location is a symbolic link."""
-        try:
-            return self.folder is not None and (self.folder / location).is_symlink()
-        except (OSError, ValueError):  # not a valid file name
-            return False
+        return self.folder is not None and os.path.islink(self.folder / location)
 
     def verify(self, tensor: Any) -> None:
         """Compare the file's SHA1 checksum with the one stored for the tensor; reads the whole file.
@@ -138,11 +133,9 @@ class ExternalFiles:
         entries = _entries(tensor, what)
         if wanted := entries.get("checksum"):
             location = entries.get("location", "")
-            if location not in self._sums:
-                self._sums[location] = self._open(location, what).sha1()
-            if self._sums[location] != wanted.lower():
+            if (checksum := self._open(location, what).sha1) != wanted.lower():
                 raise ExternalDataError(
-                    f"{what}: the checksum of {location!r} is {self._sums[location]}, not {wanted}; "
+                    f"{what}: the checksum of {location!r} is {checksum}, not {wanted}; "
                     "the file is damaged or belongs to another model",
                     rule="EX-12",
                 )
@@ -160,22 +153,20 @@ class ExternalFiles:
     def _path(self, location: str, what: str) -> Path:
         if not location:
             raise ExternalDataError(f"{what} has no location", rule="EX-02")
-        if self.folder is None and location.startswith("#"):
-            raise _no_buffer(what, location)
+        inside = Path(os.path.normpath(location))
+        if location.startswith("#") and (self.folder is None or not os.path.exists(self.folder / inside)):
+            text = f"{what} is in memory, as {location!r}; pass convert(..., buffers={{{location!r}: array}})"
+            raise ExternalDataNotFoundError(text, rule="EX-20")
         if self.folder is None:
             raise ExternalDataError(
                 f"{what} is in file {location!r}, but the model was not read from a file; "
                 "pass its folder: convert(..., external_data_dir='folder')"
             )
-        inside = Path(os.path.normpath(location))
         if inside.is_absolute() or ".." in inside.parts or "\\" in location or "\0" in location:
-            raise ExternalDataError(
-                f"{what}: location {location!r} is outside the model's folder", rule=("EX-03", "EX-04")
-            )
+            text = f"{what}: location {location!r} is outside the model's folder"
+            raise ExternalDataError(text, rule=("EX-03", "EX-04"))
         path = self.folder / inside
-        if not _exists(path):
-            if location.startswith("#"):
-                raise _no_buffer(what, location)
+        if not os.path.exists(path):
             raise ExternalDataNotFoundError(
                 f"{what}: no file {location!r} in {str(self.folder)!r}; "
                 "copy it beside the model or pass convert(..., external_data_dir='folder')",
@@ -224,25 +215,13 @@ class ExternalFiles:
         return self._files[path]
 
 
-def _own(location: str, buffer: Any) -> np.ndarray:
+def _immutable(location: str, buffer: Any) -> np.ndarray:
     """An immutable array of the buffer's current values, copied unless its memory is immutable."""
     if isinstance(buffer, np.ma.MaskedArray):
         raise InputTypeError(
             f"buffers[{location!r}] is a masked array, whose mask would be ignored; pass buffer.filled(value)"
         )
     return owned(np.asarray(buffer) if hasattr(buffer, "dtype") else np.frombuffer(buffer, np.uint8))
-
-
-def _no_buffer(what: str, location: str) -> ExternalDataNotFoundError:
-    text = f"{what} is in memory, as {location!r}; pass convert(..., buffers={{{location!r}: array}})"
-    return ExternalDataNotFoundError(text, rule="EX-20")
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):  # not a valid file name
-        return False
 
 
 def _entries(tensor: Any, what: str) -> dict[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -75,12 +75,12 @@ def read_regular(path: str | os.PathLike[str], label: str) -> bytes:
         IsADirectoryError: it is a folder.
         FileNotFoundError: there is none.
     """
-    found = path_of(path)
-    if os.path.isdir(found):
-        raise folder_error(found)
-    if not os.path.lexists(found):
+    location = path_of(path)
+    if os.path.isdir(location):
+        raise folder_error(location)
+    if not os.path.lexists(location):
         raise missing_error(path)
-    descriptor = os.open(found, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    descriptor = os.open(location, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ModelError(f"{label} is no regular file; read it first: open({str(path)!r}, 'rb').read()")
@@ -91,8 +91,8 @@ def read_regular(path: str | os.PathLike[str], label: str) -> bytes:
 
 def label_of(path: str | os.PathLike[str]) -> tuple[str, Path]:
     """A file's label for messages, and its folder."""
-    found = path_of(path)
-    return f"file {str(found)!r}", found.parent
+    location = path_of(path)
+    return f"file {str(location)!r}", location.parent
 
 
 def parse(data: bytes, label: str) -> Any:
@@ -167,16 +167,12 @@ class _Reader:
         self._position = 0
 
     def model(self, end: int) -> bytes:
-        return b"".join(
-            _field(GRAPH, self._graph(self._position + size)) if number == GRAPH else head + self._bytes(size)
-            for number, head, size in self._fields(end)
-        )
+        return self._message(end, GRAPH, lambda end: self._message(end, INITIALIZER, self._tensor))
 
-    def _graph(self, end: int) -> bytes:
+    def _message(self, end: int, inner: int, read: Callable[[int], bytes]) -> bytes:
+        """A message up to ``end``, whose fields of number ``inner`` are messages that ``read`` reads."""
         return b"".join(
-            _field(INITIALIZER, self._tensor(self._position + size))
-            if number == INITIALIZER
-            else head + self._bytes(size)
+            _field(inner, read(self._position + size)) if number == inner else head + self._bytes(size)
             for number, head, size in self._fields(end)
         )
 

@@ -118,10 +118,10 @@ def folder_error(folder: Path) -> IsADirectoryError:
         return IsADirectoryError(f"{str(folder)!r} is {without_model(folder)}")
     listed = f"{', '.join(models[:5])}{', ...' * (len(models) > 5)}"
     one = "choose one: " if len(models) > 1 else ""
-    found = next((folder / m for m in models if Path(m).name in DECODERS), None)
-    text = f", or onnx2jax.decoder({str(found.parent)!r}) to generate text" if found else ""
+    decoder = next((folder / m for m in models if Path(m).name in DECODERS), None)
+    text = f", or onnx2jax.decoder({str(decoder.parent)!r}) to generate text" if decoder else ""
     return IsADirectoryError(
-        f"{str(folder)!r} is a folder, which has {listed}: {one}convert({str(found or folder / models[0])!r}){text}"
+        f"{str(folder)!r} is a folder, which has {listed}: {one}convert({str(decoder or folder / models[0])!r}){text}"
     )
 
 

@@ -17,6 +17,7 @@ import secrets
 import sys
 import threading
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -49,12 +50,8 @@ class File:
         memory.file = self
         return np.frombuffer(memory, np.uint8)
 
-    def read(self, start: int, nbytes: int) -> np.ndarray:
-        """``nbytes`` bytes from offset ``start``, in new memory that JAX uses without a copy."""
-        return self.read_runs([start], nbytes)
-
     def read_runs(self, starts: Sequence[int], nbytes: int) -> np.ndarray:
-        """The runs of ``nbytes`` bytes at each of the offsets, concatenated."""
+        """The runs of ``nbytes`` bytes at each of the offsets, concatenated in memory that JAX uses without a copy."""
         result = empty(len(starts) * nbytes)
         with self._lock, open(self._descriptor, "rb", buffering=0, closefd=False) as file:
             done = 0
@@ -66,6 +63,7 @@ class File:
             self._check(complete=done == result.size)
         return read_only(result)
 
+    @cached_property
     def sha1(self) -> str:
         """The SHA1 checksum of the whole file."""
         with self._lock, open(self._descriptor, "rb", buffering=0, closefd=False) as file:

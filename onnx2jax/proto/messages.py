@@ -98,6 +98,15 @@ def inside(path: str, name: str) -> str:
     return f"{path}/{name}" if path else name
 
 
+def dotted(*names: str) -> str:
+    """The names joined by dots, but for empty ones, as an operator's with its domain.
+
+    >>> dotted("com.microsoft", "Gelu"), dotted("", "Relu")
+    ('com.microsoft.Gelu', 'Relu')
+    """
+    return ".".join(filter(None, names))
+
+
 def normal_domain(domain: str) -> str:
     """The domain, with ``ai.onnx`` spelled as the empty string (rule OR-03)."""
     return "" if domain == "ai.onnx" else domain
@@ -109,7 +118,7 @@ _HOLD_TENSORS = {"ModelProto", "GraphProto", "NodeProto", "AttributeProto", "Fun
 }
 
 
-def tensors(message: Any) -> Iterator[tuple[Any, str]]:
+def tensors(message: Any, *, into_graphs: bool = True) -> Iterator[tuple[Any, str]]:
     """Every TensorProto in a message, at any depth, with the name of the field that contains it."""
     for field, value in message.ListFields():
         if field.message_type is None:
@@ -118,7 +127,7 @@ def tensors(message: Any) -> Iterator[tuple[Any, str]]:
         for inner in (value,) if isinstance(value, Message) else value:
             if kind == "TensorProto":
                 yield inner, field.name
-            elif kind in _HOLD_TENSORS:
+            elif kind in _HOLD_TENSORS and (into_graphs or kind != "GraphProto"):
                 yield from tensors(inner)
 
 
@@ -126,7 +135,7 @@ def weights(model: Any) -> Iterator[tuple[str, Any]]:
     """(Graph.key, message) of each initializer and Constant tensor, as TensorProto or SparseTensorProto."""
     yield from _of_graph(model.graph, "")
     for f in model.functions:
-        yield from _of_nodes(f.node, ".".join(filter(None, (normal_domain(f.domain), f.name, f.overload))))
+        yield from _of_nodes(f.node, dotted(normal_domain(f.domain), f.name, f.overload))
     for i, info in enumerate(model.training_info):
         for part in ("initialization", "algorithm"):
             yield from _of_graph(getattr(info, part), f"training_info[{i}].{part}")

@@ -49,7 +49,7 @@ class Origin:
         message = ModelProto.FromString(self._serialized)
         for change in self._changes:
             change(message)
-        return self._opened.copy(message)
+        return Opened(message, self._opened.files, self._opened)
 
 
 class Opened(Detached):
@@ -59,10 +59,6 @@ class Opened(Detached):
         super().__init__(detached or files.detached)
         self.message: Any = message
         self.files: ExternalFiles = files
-
-    def copy(self, message: Any) -> Opened:
-        """Like this, for a copy of the message."""
-        return Opened(message, self.files, self)
 
     def data(self, tensor: Any) -> Any:
         """The elements of a tensor in the layout of raw_data, as bytes or as an array."""
@@ -79,8 +75,7 @@ class Opened(Detached):
 
     def assign(self, tensor: Any, array: np.ndarray) -> None:
         """Replace the elements of a tensor, stored as before: raw, in the typed field, or in a file."""
-        del tensor.dims[:]
-        tensor.dims.extend(array.shape)
+        tensor.dims[:] = array.shape
         if tensor.data_location == EXTERNAL or tensor.HasField("raw_data") or self.get(tensor) is not None:
             self.put(tensor, from_array(array)["raw_data"])
         else:

@@ -76,7 +76,12 @@ def _checkpoint(root: _Table, data: str) -> Checkpoint:
         raise ModelError("it has names of parameters without values (a nominal checkpoint); load the full checkpoint")
     groups = [_group(table, data) for table in root.tables(2)]
     trained, frozen = ([_tensor(t, data) for t in module.tables(slot)] for slot in (0, 1))
-    return Checkpoint(trained, frozen, groups, dict(_properties(bag)) if bag else {})
+    properties = {
+        entry.text(0): entry.number(1, kind) if kind else entry.text(1)
+        for slot, kind in enumerate(("Int64", "Float32", None))
+        for entry in (bag.tables(slot) if bag else ())
+    }
+    return Checkpoint(trained, frozen, groups, properties)
 
 
 def _group(table: _Table, data: str) -> Group:
@@ -98,12 +103,6 @@ def _tensor(table: _Table, data: str) -> Any:
             f"tensor {tensor.name!r} with dims {list(tensor.dims)} needs {size} bytes, but has {len(tensor.raw_data)}"
         )
     return tensor
-
-
-def _properties(bag: _Table) -> Iterator[tuple[str, int | float | str]]:
-    for slot, kind in enumerate(("Int64", "Float32", None)):
-        for entry in bag.tables(slot):
-            yield entry.text(0), entry.number(1, kind) if kind else entry.text(1)
 
 
 class _Table:

@@ -36,9 +36,8 @@ def to_array(tensor: Any, files: ExternalFiles | None = None, *, lazy: bool = Fa
 def _decode(tensor: Any, files: ExternalFiles | None, lazy: bool) -> np.ndarray:
     row = ELEMENT_TYPES.get(tensor.data_type)
     if row is None:
-        raise ModelError(
-            f"tensor {tensor.name!r} has element type {tensor.data_type}, which is undefined", rule="TY-01"
-        )
+        text = f"tensor {tensor.name!r} has element type {tensor.data_type}, which is undefined"
+        raise ModelError(text, rule="TY-01")
     shape = tuple(tensor.dims)
     if any(d < 0 for d in shape):
         raise ModelError(f"tensor {tensor.name!r} has a negative extent in {list(shape)}", rule="TY-24")
@@ -53,10 +52,8 @@ def _decode(tensor: Any, files: ExternalFiles | None, lazy: bool) -> np.ndarray:
     used = [field for field in DATA_FIELDS if len(getattr(tensor, field))]
     used[:0] = [] if detached is None else ["raw_data"]
     if len(used) > (not external):
-        places = used if len(used) > 1 else [*used, "an external file"]
-        raise ModelError(
-            f"tensor {tensor.name!r} has its data twice: in {' and in '.join(places)}", rule=("TD-01", "EX-13")
-        )
+        places = " and in ".join(used if len(used) > 1 else [*used, "an external file"])
+        raise ModelError(f"tensor {tensor.name!r} has its data twice: in {places}", rule=("TD-01", "EX-13"))
     if row.dtype == object:
         if external or "raw_data" in used or tensor.HasField("raw_data"):
             raise ModelError(f"tensor {tensor.name!r}: strings belong in string_data", rule="TD-12")

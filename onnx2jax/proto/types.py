@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..errors import ModelError
-from .dtypes import ELEMENT_TYPES, to_dtype
+from .dtypes import to_dtype
 
 Dim = int | str | None
 """An extent: a number, the name of a dimension variable, or unknown."""
@@ -148,8 +148,6 @@ def _name(dtype: np.dtype) -> str:
 
 
 def _tensor(kind: type[TensorType], message: Any) -> TensorType:
-    if message.elem_type not in ELEMENT_TYPES:
-        raise ValueError(f"element type {message.elem_type} is not one of 1 to {max(ELEMENT_TYPES)}")
     shape = tuple(map(_dim, message.shape.dim)) if message.HasField("shape") else None
     return kind(to_dtype(message.elem_type), shape)
 
