@@ -15,25 +15,21 @@ from . import rules
 
 def kind_of(a: Any, where: str, ir_version: int, strict: bool) -> int:
     """The type code of an AttributeProto; raises unless its value is in the field of that type and in no other."""
-    kind = a.type or _untyped(a, where, ir_version, strict)
-    if used := [n for n in rules.used_fields(a) if n != rules.VALUE_FIELDS.get(kind)]:
+    used = rules.used_fields(a)
+    if not a.type:  # IR 1 stores none: it is that of the only field in use (rule AT-03)
+        if ir_version >= 2 and strict:
+            raise ModelError(f"{where}: attribute {a.name!r} has no type", rule="AT-02")
+        if len(used) != 1:
+            text = f"{where}: attribute {a.name!r} has no type and {len(used)} values"
+            raise ModelError(text, rule=("AT-01", "AT-03"))
+        return next(kind for kind, field in rules.VALUE_FIELDS.items() if field == used[0])
+    if others := [n for n in used if n != rules.VALUE_FIELDS.get(a.type)]:
         raise ModelError(
-            f"{where}: attribute {a.name!r} of type {kind} has a value in {used[0]!r}; "
-            f"its type uses {rules.VALUE_FIELDS.get(kind, 'no known field')!r}",
+            f"{where}: attribute {a.name!r} of type {a.type} has a value in {others[0]!r}; "
+            f"its type uses {rules.VALUE_FIELDS.get(a.type, 'no known field')!r}",
             rule=("AT-01", "AT-02"),
         )
-    return kind
-
-
-def _untyped(a: Any, where: str, ir_version: int, strict: bool) -> int:
-    """The type of an attribute that IR 1 stores without one: that of the only field in use (rule AT-03)."""
-    kinds = {field: kind for kind, field in rules.VALUE_FIELDS.items()}
-    used = [kinds[n] for n in rules.used_fields(a)]
-    if ir_version >= 2 and strict:
-        raise ModelError(f"{where}: attribute {a.name!r} has no type", rule="AT-02")
-    if len(used) != 1:
-        raise ModelError(f"{where}: attribute {a.name!r} has no type and {len(used)} values", rule=("AT-01", "AT-03"))
-    return used[0]
+    return int(a.type)
 
 
 def value(a: Any, kind: int, where: str, files: ExternalFiles, graph: Callable[..., Any]) -> Any:

@@ -48,9 +48,9 @@ def opsets_of(model: Any) -> dict[str, int]:
     return imported
 
 
-def built_in_wins(node: Node) -> bool:
+def built_in_wins(domain: str, op_type: str, opset: int) -> bool:
     """Whether an operator of ONNX's own domains takes precedence over the model's function (rule OR-16)."""
-    return node.domain in NEWEST and registry.resolve(node.domain, node.op_type, node.opset) is not None
+    return domain in NEWEST and registry.resolve(domain, op_type, opset) is not None
 
 
 def find(node: Node, allow_newer_opset: bool = False) -> Operator | None:
@@ -77,9 +77,8 @@ def check(node: Node, operator: Operator) -> None:
     if operator.variadic is None and len(node.inputs) > len(operator.inputs):
         raise ModelError(f"{node} has {len(node.inputs)} inputs; {_takes(operator)}", rule="ND-08")
     if "" in node.inputs[len(operator.inputs) :]:
-        raise ModelError(
-            f"{node} has an empty name in its list {operator.variadic!r}; {_takes(operator)}", rule="ND-06"
-        )
+        text = f"{node} has an empty name in its list {operator.variadic!r}; {_takes(operator)}"
+        raise ModelError(text, rule="ND-06")
     if operator.variadic and not operator.inputs and not node.inputs:
         raise ModelError(f"{node} has no inputs; {_takes(operator)}, at least one", rule="ND-05")
     # An attribute may have a fixture's name and then replaces it (QLinearSoftmax has an `opset`).
@@ -121,12 +120,12 @@ def check_supported(unsupported: Sequence[Unsupported], rejected: Sequence[Excep
 
 def missing_extras(graph: Graph) -> dict[str, list[Node]]:
     """The extras of this package that are not installed, and the nodes that raise without them."""
-    found: dict[str, list[Node]] = defaultdict(list)
+    needing: dict[str, list[Node]] = defaultdict(list)
     for node in (node for inner in graph.walk() for node in inner.nodes):
-        needs = node.target.extra if isinstance(node.target, Operator) else ""
-        if needs and (extra := needs if isinstance(needs, str) else needs(node.attributes)):
-            found[extra].append(node)
-    return {extra: nodes for extra, nodes in found.items() if compat.lacks(extra)}
+        needs = node.operator.extra
+        if extra := needs if isinstance(needs, str) else needs(node.attributes):
+            needing[extra].append(node)
+    return {extra: nodes for extra, nodes in needing.items() if compat.lacks(extra)}
 
 
 def missing_text(extra: str, nodes: Sequence[Node]) -> str:

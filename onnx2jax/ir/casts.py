@@ -60,7 +60,9 @@ class Casts:
 
     def results(self, returned: Any) -> Any:
         """The results of a node, cast to ``result``."""
-        return tuple(map(self._result, returned)) if isinstance(returned, tuple) else self._result(returned)
+        if isinstance(returned, tuple):
+            return tuple(self._cast(value, self.result) for value in returned)
+        return self._cast(returned, self.result)
 
     def _operand(self, position: int, value: Any, dtype: np.dtype | None) -> Any:
         if dtype is None:
@@ -69,17 +71,14 @@ class Casts:
             value = bounded(value, self.dtype)
         return self._cast(value, dtype)
 
-    def _result(self, value: Any) -> Any:
-        return self._cast(value, self.result)
-
     def _cast(self, value: Any, dtype: np.dtype) -> Any:
         if isinstance(value, list):
             return [self._cast(v, dtype) for v in value]
-        found = getattr(value, "dtype", None)
+        source = getattr(value, "dtype", None)
         if dtype == self.dtype and dtype in NARROWER:
-            return value.astype(dtype) if found in NARROWER[dtype] else value
+            return value.astype(dtype) if source in NARROWER[dtype] else value
         other = self.dtype if dtype == WIDE else WIDE
-        return value.astype(dtype) if found == other else value
+        return value.astype(dtype) if source == other else value
 
 
 def bounded(value: Any, dtype: Any) -> Any:

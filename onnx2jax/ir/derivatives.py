@@ -40,7 +40,7 @@ def with_implicit_inputs(graph: Graph, before: tuple[Node, ...] = (), visible: I
         around = (*before, *nodes)
         if node.graphs:
             inside = partial(with_implicit_inputs, before=around, visible=names)
-            node = replace(node, attributes={k: with_graphs(v, inside) for k, v in node.attributes.items()})
+            node = replace(node, attributes=with_graphs(node.attributes, inside))
         if node.differentiates and not has_references(node):
             node = replace(node, implicit_inputs=_implicit_inputs(node, around, names))
         nodes.append(node)

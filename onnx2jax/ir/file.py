@@ -36,32 +36,22 @@ class OnnxFile:
         documents: the operator set documents.
     """
 
-    def __init__(
-        self,
-        source: Any,
-        *,
-        strict: bool = False,
-        external_data_dir: str | os.PathLike[str] | None = None,
-        follow_links: bool = False,
-        allow_newer_opset: bool = False,
-        buffers: Mapping[str, Any] | None = None,
-        operator_sets: Iterable[Any] = (),
-        verify_checksums: bool = False,
-    ) -> None:
+    def __init__(self, source: Any, **reading: Unpack[Reading]) -> None:
         if isinstance(source, str | os.PathLike) and "\0" in os.fsdecode(source):
             raise InputValueError(f"the path {os.fsdecode(source)!r} contains a NUL, which no path of a file may")
+        self.strict: bool = reading.get("strict", False)
+        self.allow_newer_opset: bool = reading.get("allow_newer_opset", False)
+        self.verify_checksums: bool = reading.get("verify_checksums", False)
         path = path_of(source) if isinstance(source, str | os.PathLike) else None
-        parts = skeleton(path) if path is not None and os.path.isfile(path) and not strict else None
+        parts = skeleton(path) if path is not None and os.path.isfile(path) and not self.strict else None
         self._data, label, folder = read_bytes(source) if parts is None else (parts[0], *label_of(source))
         self.label: str = label
         self._detached = None if parts is None else parts[1]
         self._message: Any = parse(self._data, self.label)
-        self._folder = folder if external_data_dir is None else path_of(external_data_dir)
-        self._follow_links, self._buffers = follow_links, buffers
-        self.strict: bool = strict
-        self.allow_newer_opset: bool = allow_newer_opset
-        self.verify_checksums: bool = verify_checksums
-        self.documents: tuple[OperatorSet, ...] = tuple(read_operator_sets(operator_sets))
+        data_dir = reading.get("external_data_dir")
+        self._folder = folder if data_dir is None else path_of(data_dir)
+        self._follow_links, self._buffers = reading.get("follow_links", False), reading.get("buffers")
+        self.documents: tuple[OperatorSet, ...] = tuple(read_operator_sets(reading.get("operator_sets", ())))
 
     def _open(self, *, last: bool = False) -> tuple[Any, ExternalFiles]:
         """The message, owned by the caller, and the external data files. ``last`` releases the bytes."""

@@ -23,7 +23,7 @@ def fingerprint(graph: Graph, by_type: Collection[str], *more: Any) -> bytes | N
         by_type: keys of initializers of which only shape and dtype are hashed.
         *more: further values to hash, such as options; of a dataclass, the fields that take part in comparison.
     """
-    if (graph.extracted_from or graph).differentiates:
+    if graph.complete.differentiates:
         return None  # gradient nodes read values outside an extracted graph
     digest = _Digest(by_type)
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from operator import attrgetter
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ import numpy as np
 from ..ops.registry import NO_OPERATOR, Operator
 from ..proto.devices import Configuration, NodeDevices
 from ..proto.mapped import is_lazy, load
-from ..proto.messages import inside
+from ..proto.messages import dotted, inside
 from ..proto.types import ValueInfo
 from .casts import Casts
 
@@ -79,6 +80,11 @@ class Node:
         return (*filter(None, self.inputs), *self.captures)
 
     @property
+    def title(self) -> str:
+        """Its operator, with the domain if that is not ONNX's own: ``com.microsoft.Gelu``."""
+        return dotted(self.domain, self.op_type)
+
+    @property
     def is_private(self) -> bool:
         """Whether it is one of this package, which no file has, such as that of ``rebatch``."""
         return self.domain.startswith("onnx2jax.")
@@ -89,7 +95,7 @@ class Node:
         return "derivatives" in self.operator.fixtures
 
     def __str__(self) -> str:
-        return f"node {self.name!r} ({self.domain + '.' if self.domain else ''}{self.op_type}, opset {self.opset})"
+        return f"node {self.name!r} ({self.title}, opset {self.opset})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,13 +118,17 @@ class Graph:
     extracted_from: Graph | None = None
     """The complete graph, if this one is the result of ``extract``."""
 
+    @property
+    def complete(self) -> Graph:
+        """The graph itself, or that from which it was extracted."""
+        return self.extracted_from or self
+
     def extract(self, nodes: Sequence[Node], outputs: Sequence[str]) -> Graph:
         """A graph of some of the nodes, which captures what they read from the others."""
         reads = {*outputs, *(name for node in nodes for name in node.reads)}
         initializers = {n: v for n, v in self.initializers.items() if n in reads}
         declared = tuple(map(ValueInfo, outputs))
-        complete = self.extracted_from or self
-        return Graph(self.name, self.path, (), declared, initializers, tuple(nodes), extracted_from=complete)
+        return Graph(self.name, self.path, (), declared, initializers, tuple(nodes), extracted_from=self.complete)
 
     @cached_property
     def defines(self) -> frozenset[str]:
@@ -172,7 +182,9 @@ class Graph:
 
 
 def with_graphs(value: Any, change: Callable[[Graph], Any]) -> Any:
-    """An attribute's value with ``change`` applied to its graphs, those in lists too (rule SC-17)."""
+    """An attribute's value, or all attributes, with ``change`` applied to the graphs, those in lists too (SC-17)."""
+    if isinstance(value, Mapping):
+        return {name: with_graphs(v, change) for name, v in value.items()}
     if isinstance(value, tuple) and any(isinstance(v, Graph) for v in value):
         return tuple(with_graphs(v, change) for v in value)
     return change(value) if isinstance(value, Graph) else value
@@ -200,6 +212,13 @@ def ancestors(
             above.append(node)
             wanted.update(name for name in reads(node) if name not in given)
     return above[::-1]
+
+
+def in_place_of(nodes: Iterable[Node], groups: Mapping[tuple[Node, ...], Node]) -> tuple[Node, ...]:
+    """The nodes, with another node in the place of the first of each group of them."""
+    first = {group[0]: node for group, node in groups.items()}
+    members = {*chain.from_iterable(groups)}
+    return tuple(first.get(node, node) for node in nodes if node in first or node not in members)
 
 
 def nodes_named(graph: Graph, names: Collection[str]) -> str:

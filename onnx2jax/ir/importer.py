@@ -14,7 +14,7 @@ from ..errors import ModelError, OnnxError, UnsupportedError
 from ..ops.registry import LEGACY_HINTS
 from ..proto.devices import read_configurations, read_node
 from ..proto.external import ExternalFiles
-from ..proto.messages import inside, node_names, normal_domain
+from ..proto.messages import dotted, inside, node_names, normal_domain
 from ..proto.operator_sets import OperatorSet, find
 from ..proto.tensors import to_array, to_dense
 from ..proto.types import ValueInfo, to_value_info
@@ -73,7 +73,7 @@ class Importer:
             texts = (f.domain, f.name, f.overload, *f.input, *f.output, *f.attribute)
             rules.check_text(f"function {f.name!r:.80}", *texts)
             key = (normal_domain(f.domain), f.name, f.overload)
-            where = f"function {_title(key)!r}"
+            where = f"function {dotted(*key)!r}"
             with self.guard(where):
                 if self._messages.setdefault(key, f) is not f:
                     raise ModelError(f"{where} is defined twice", rule="FN-01")
@@ -91,9 +91,8 @@ class Importer:
             if model.ir_version < 1:
                 raise ModelError(f"ir_version is {model.ir_version}; it starts at 1", rule="MV-01")
             if model.ir_version > NEWEST_IR:
-                raise UnsupportedError(
-                    f"ir_version is {model.ir_version}, the newest supported is {NEWEST_IR}", rule="MV-02"
-                )
+                text = f"ir_version is {model.ir_version}, the newest supported is {NEWEST_IR}"
+                raise UnsupportedError(text, rule="MV-02")
         graph = self.graph(model.graph, "", self.opsets, {})
         with self.guard(f"graph {graph.name!r}"):
             if graph.captures:
@@ -120,7 +119,7 @@ class Importer:
     def unused_functions(self) -> None:
         """Import the functions that no node calls, to validate them too."""
         for key in self._messages:
-            with self.guard(f"function {_title(key)!r}"):
+            with self.guard(f"function {dotted(*key)!r}"):
                 self._function(*key)
 
     @contextmanager
@@ -240,7 +239,7 @@ class Importer:
                 rule=rule if node.domain else "OR-04",
             )
         target: Any = None
-        if not binding.built_in_wins(node):
+        if not binding.built_in_wins(node.domain, node.op_type, node.opset):
             target = self._function(node.domain, node.op_type, message.overload)
         target = target or binding.find(node, self.allow_newer_opset) or self._from_document(node, message.overload)
         values = node.attributes
@@ -279,7 +278,7 @@ class Importer:
         key = (domain, name, overload)
         if key not in self._messages:
             return None
-        return self._once(key, f"function {_title(key)!r}", self._messages[key], self._model_files, self.opsets)
+        return self._once(key, f"function {dotted(*key)!r}", self._messages[key], self._model_files, self.opsets)
 
     def _from_document(self, node: Node, overload: str) -> Function | None:
         body = find(self._documents, node.domain, node.op_type, overload, node.opset)
@@ -291,7 +290,7 @@ class Importer:
             raise UnsupportedError(f"{document.name} is of IR {document.ir_version}, above {NEWEST_IR}", rule="MV-02")
         # With the version, functions and weights of two documents for one domain keep different names.
         key = (f"{node.domain}:{document.version}", node.op_type, overload)
-        return self._once(key, f"function {_title(key)!r} of {document.name}", message, document.files, {})
+        return self._once(key, f"function {dotted(*key)!r} of {document.name}", message, document.files, {})
 
     def _once(self, key: Key, where: str, message: Any, files: ExternalFiles, opsets: Mapping[str, int]) -> Function:
         if key not in self._functions:
@@ -305,12 +304,12 @@ class Importer:
         function = self._functions[key]
         if function is None:
             pending = [k for k, f in self._functions.items() if f is None]
-            between = ", ".join(repr(_title(k)) for k in pending[pending.index(key) + 1 :])
+            between = ", ".join(repr(dotted(*k)) for k in pending[pending.index(key) + 1 :])
             raise ModelError(f"{where} calls itself{' through ' * bool(between)}{between}", rule="FN-19")
         return function
 
     def _build_function(self, key: Key, where: str, message: Any, opsets: Mapping[str, int]) -> Function:
-        title = _title(key)
+        title = dotted(*key)
         imports, defaults = opsets, dict[str, Any]()
         parameters: Parameters = dict.fromkeys(message.attribute, 0)
         for a in message.attribute_proto:
@@ -368,13 +367,6 @@ class Importer:
         return attributes.value(a, kind, where, self.files, graph)
 
 
-def _title(key: Key) -> str:
-    return ".".join(filter(None, key))
-
-
 def _trimmed(names: tuple[str, ...]) -> tuple[str, ...]:
     """The names without trailing empty ones, which have no meaning (rule ND-02)."""
-    end = len(names)
-    while end and not names[end - 1]:
-        end -= 1
-    return names[:end]
+    return names[: max((i for i, name in enumerate(names, 1) if name), default=0)]

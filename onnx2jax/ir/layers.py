@@ -23,7 +23,7 @@ import numpy as np
 from ..proto.mapped import load
 from . import analysis
 from .graph import Graph, Node
-from .siblings import by_bits
+from .siblings import application
 
 FEWEST: Final = 6
 """Nodes that a loop must save: a loop over two layers of Conv and Relu costs more than it saves."""
@@ -100,7 +100,8 @@ class _Search:
         self.static = analysis.static_names(graph)
 
     def layers(self) -> list[Layers]:
-        return [found for run in self._runs(0, len(self.nodes)) if (found := self._described(run)) is not None]
+        runs = map(self._described, self._runs(0, len(self.nodes)))
+        return [layers for layers in runs if layers is not None]
 
     def first_difference(self) -> str:
         heavy = [s for s in self._stretches(0, len(self.nodes), 1) if self._is_heavy(*s[:2])]
@@ -284,6 +285,5 @@ def _kind(node: Node) -> Any:
         (name, d.stage, *((positions.get(s.tensor), s.holders, s.splits, s.axes) for s in d.shardings))
         for name, d in sorted(node.devices.items())
     ]
-    present = tuple(map(bool, node.inputs)), tuple(map(bool, node.outputs))
-    attributes = tuple((n, by_bits(v)) for n, v in sorted(node.attributes.items()))
-    return node.domain, node.op_type, node.opset, id(node.target), attributes, node.casts, present, tuple(devices)
+    present = tuple(map(bool, node.outputs))
+    return application(node, tuple(map(bool, node.inputs))), id(node.target), present, tuple(devices)

@@ -28,9 +28,8 @@ def ignored_conditions(graph: Graph) -> Iterator[Node]:
 
 def _is_true(body: Graph, name: str) -> bool:
     """Whether a body's condition is its own condition, or a constant that is true."""
-    producers = {n: node for node in body.nodes for n in node.outputs}
-    while name in producers and producers[name].op_type in ("Identity", "Cast"):
-        name = producers[name].inputs[0]
+    while (node := body.producers.get(name)) is not None and node.op_type in ("Identity", "Cast"):
+        name = node.inputs[0]
     constant = body.initializers.get(name)
     return name == body.inputs[1].name or (constant is not None and bool(np.all(constant)))
 
@@ -47,8 +46,8 @@ def condition(body: Graph) -> tuple[Graph, list[int]]:
         nodes = ancestors(body.nodes, [v.name for v in outputs])
         reads = {v.name for v in outputs}.union(*(node.reads for node in nodes))
         if (grown := {k for name, k in formals.items() if name in reads}) == needed:
-            whole = body.extracted_from or body
-            return replace(body, outputs=tuple(outputs), nodes=tuple(nodes), extracted_from=whole), sorted(needed)
+            part = replace(body, outputs=tuple(outputs), nodes=tuple(nodes), extracted_from=body.complete)
+            return part, sorted(needed)
         needed = grown
 
 

@@ -49,7 +49,7 @@ def merging(node: Node, graph: Graph, in_function: bool) -> Iterator[tuple[int, 
         neighbour = _computed(name, graph, in_function)
         if _is_rewritten(node, i, neighbour):
             yield i, "all"
-        elif kind and (neighbour is True or (neighbour and _merges(kind, neighbour, graph))):
+        elif kind and neighbour and (neighbour is True or _has_constant(neighbour, graph, kind)):
             yield i, "constant"
 
 
@@ -65,10 +65,6 @@ def _is_rewritten(node: Node, position: int, neighbour: Node | bool) -> bool:
         shared = {*neighbour.inputs} & {*node.inputs}
         return bool(shared) if node.op_type == "Div" else len({*neighbour.inputs}) == 1
     return True
-
-
-def _merges(kind: str, neighbour: Node, graph: Graph) -> bool:
-    return neighbour.operator.merges == kind and _has_constant(neighbour, graph)
 
 
 def _computed(name: str, graph: Graph, in_function: bool) -> Node | bool:
@@ -101,9 +97,9 @@ def _is_constant(name: str, graph: Graph) -> bool:
     return graph.producers[name].op_type in ("Constant", "ConstantOfShape")
 
 
-def _has_constant(node: Node, graph: Graph) -> bool:
-    """Whether an operand is a constant, or may be one outside of the graph."""
-    for name in node.inputs:
+def _has_constant(node: Node, graph: Graph, kind: str) -> bool:
+    """Whether an operator merges this kind, and an operand is a constant, or may be one outside of the graph."""
+    for name in node.inputs if node.operator.merges == kind else ():
         while (producer := graph.producers.get(name)) is not None and producer.op_type in {*_SHAPING, "Cast"}:
             name = producer.inputs[0]
         if producer is None and all(name != v.name for v in graph.inputs):

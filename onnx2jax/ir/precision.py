@@ -81,7 +81,12 @@ def computed_in(graph: Graph, dtype: Any) -> Graph:
     Raises:
         UnsupportedError: nodes of the graph differentiate other nodes, or a node cannot be computed in the type.
     """
-    return widened(graph, dtype) if dtype in NARROWER else narrowed(graph, dtype)
+    if graph.differentiates:
+        text = "nodes of the graph differentiate other nodes, which stays in the file's types: leave out dtype="
+        raise UnsupportedError(text)
+    if dtype in NARROWER:
+        return widened(graph, dtype)
+    return _Narrowing(np.dtype(dtype)).of(graph, {v.name: Kind.GIVEN for v in graph.inputs}, frozenset(), None)[0]
 
 
 def parameters_in(graph: Graph, dtype: Any) -> frozenset[str]:
@@ -89,26 +94,15 @@ def parameters_in(graph: Graph, dtype: Any) -> frozenset[str]:
     return widened_parameters(graph, dtype) if dtype in NARROWER else narrow_parameters(graph)
 
 
-def narrowed(graph: Graph, dtype: Any) -> Graph:
-    """The main graph with its nodes' casts, for computing in ``dtype``.
-
-    Raises:
-        UnsupportedError: nodes of the graph differentiate other nodes.
-    """
-    if graph.differentiates:
-        raise UnsupportedError("nodes of the graph differentiate other nodes, which stays in float32: leave out dtype=")
-    return _Narrowing(np.dtype(dtype)).of(graph, {v.name: Kind.GIVEN for v in graph.inputs}, frozenset(), None)[0]
-
-
 def pinned(graph: Graph, names: Collection[str], dtype: Any) -> Graph:
-    """The graph with nodes that ``narrowed`` keeps in float32, by name; with a node the graphs and functions inside."""
+    """The graph with nodes that ``computed_in`` keeps in float32, by name, with all that is inside them."""
     casts = Casts(np.dtype(dtype), WIDE, WIDE, pinned=True)
 
     def inside(body: Graph) -> Graph:
         return replace(body, nodes=tuple(map(pin, body.nodes)))
 
     def pin(node: Node) -> Node:
-        target, attributes = node.target, {k: with_graphs(v, inside) for k, v in node.attributes.items()}
+        target, attributes = node.target, with_graphs(node.attributes, inside)
         if isinstance(target, Function):
             target = replace(target, body=inside(target.body))
         return replace(node, target=target, attributes=attributes, casts=casts)
@@ -298,7 +292,7 @@ class _Narrowing:
                 inside.extend(results)
                 return new
 
-            attributes = {k: with_graphs(v, narrow) for k, v in node.attributes.items()}
+            attributes = with_graphs(node.attributes, narrow)
             result = max((kind, *inside))
             return replace(node, attributes=attributes), Kind.LONG if result > Kind.GIVEN else result
         if _is_pinned(node):

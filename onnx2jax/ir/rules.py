@@ -59,9 +59,8 @@ def check_call(node: Node, function: Function, message: Any) -> None:
     for a in message.attribute:
         wanted = function.parameters.get(a.name)
         if wanted and a.type and a.type != wanted:
-            raise ModelError(
-                f"{node} gives attribute {a.name!r} as type {a.type}, the function uses it as {wanted}", rule="FN-15"
-            )
+            text = f"{node} gives attribute {a.name!r} as type {a.type}, the function uses it as {wanted}"
+            raise ModelError(text, rule="FN-15")
     lacking = sorted(function.required - set(node.attributes))
     if lacking:
         raise ModelError(f"{node} lacks attributes {lacking}, which the function requires", rule="FN-14")

@@ -40,7 +40,7 @@ def _is_pure(node: Node) -> bool:
     return node.operator is not NO_OPERATOR and node.is_plain and not draws
 
 
-def application(node: Node, inputs: tuple[str, ...]) -> Any:
+def application(node: Node, inputs: tuple[Any, ...]) -> Any:
     """A key of what a node computes from its inputs."""
     attributes = tuple((k, by_bits(v)) for k, v in sorted(node.attributes.items()))
     return node.domain, node.op_type, node.opset, inputs, len(node.outputs), attributes, node.casts

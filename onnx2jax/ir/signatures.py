@@ -15,6 +15,7 @@ from jax import export
 
 from ..ops.registry import Operator, is_built_in, resolve
 from ..proto.dtypes import ELEMENT_TYPES
+from ..proto.messages import dotted
 from .graph import Node
 
 Type = str | None
@@ -56,11 +57,6 @@ def signature(title: str, opset: int) -> TypeSignature | None:
     return newest if newest is not None and newest.outputs else None
 
 
-def first_version(title: str) -> int:
-    """The opset from which on ONNX defines an operator; 0 if it never does."""
-    return min((s.since for s in _versions(title)), default=0)
-
-
 def is_plain(title: str, position: int, kind: str) -> bool:
     """Whether some version of an operator takes, at this position, a type of the same class as one it does not take.
 
@@ -73,15 +69,7 @@ def is_plain(title: str, position: int, kind: str) -> bool:
     for version in _versions(title):
         variable = (formal(version.inputs, position) or "").rstrip("&")
         accepted |= version.allowed.get(variable, {variable})
-    return any(_class(kind) == _class(other) for other in accepted)
-
-
-def _class(kind: str) -> str:
-    """The class of an element type: all integers of at least 8 bits are one, all floats of at least 16 another."""
-    for name, members in _CLASSES.items():
-        if kind in members:
-            return name
-    return kind
+    return any(kind == other or any({kind, other} <= alike for alike in _CLASSES) for other in accepted)
 
 
 def formal(parameters: tuple[str, ...], position: int) -> str | None:
@@ -148,11 +136,12 @@ def element(code: int) -> Type:
     return ELEMENT_TYPES[code].name.lower() if code in ELEMENT_TYPES else None
 
 
-_CLASSES: Final = {
-    "integers": frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
-    "floats": frozenset({"bfloat16", "float16", "float", "double"}),
-    "complex": frozenset({"complex64", "complex128"}),
-}
+_CLASSES: Final = (
+    frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    frozenset({"bfloat16", "float16", "float", "double"}),
+    frozenset({"complex64", "complex128"}),
+)
+"""Element types alike: integers of at least 8 bits, floats of at least 16, complex numbers."""
 
 _FIRST_MAY_BE_STRINGS: Final = {
     "com.microsoft": frozenset({"ExpandDims", "GatherND", "MurmurHash3", "Tokenizer", "UnfoldTensor", "Unique"})
@@ -193,7 +182,7 @@ def _versions(title: str) -> tuple[TypeSignature, ...]:
 
 def same_schema(domain: str, op_type: str, one: int, other: int) -> bool:
     """Whether an operator has the same schema in two versions of its domain, as FN-06 demands of functions."""
-    schemas = [signature(_title(domain, op_type), version) for version in (one, other)]
+    schemas = [signature(dotted(domain, op_type), version) for version in (one, other)]
     since = {schema and schema.since for schema in schemas}
     return len(since) == 1 and resolve(domain, op_type, one) is resolve(domain, op_type, other)
 
@@ -214,7 +203,7 @@ def deviations(nodes: Sequence[Node], opsets: Mapping[str, int], where: str) -> 
 
 def before_its_definition(node: Node) -> str:
     """A text if ONNX defines the node's operator in later opsets only, and onnxruntime runs it all the same."""
-    first = first_version(_title(node.domain, node.op_type))
+    first = min((s.since for s in _versions(node.title)), default=0)
     if first <= node.opset:
         return ""
     return (
@@ -228,7 +217,7 @@ def schema_violations(node: Node, operator: Operator, message: Any) -> Iterator[
 
     The function of an operator implements several of its versions, and accepts the attributes and inputs of each.
     """
-    title, name = _title(node.domain, node.op_type), node.op_type
+    title, name = node.title, node.op_type
     schema = signature(title, node.opset)
     if schema is None or not is_built_in(operator):
         return
@@ -267,14 +256,10 @@ def _same_meaning(node: Node, operator: Operator, version: int) -> bool:
         return True
     if resolve(node.domain, node.op_type, version) is not operator:
         return False
-    schema, other = (signature(_title(node.domain, node.op_type), v) for v in (node.opset, version))
+    schema, other = (signature(node.title, v) for v in (node.opset, version))
     if schema is None or other is None:
         return schema is other
     # Between the versions an attribute may have become an input.
     moved = [name for name in operator.inputs if name in node.attributes]
     used = [i for i, name in enumerate(node.inputs) if name] + [operator.inputs.index(name) for name in moved]
     return all((formal(schema.inputs, i) is None) == (formal(other.inputs, i) is None) for i in used)
-
-
-def _title(domain: str, op_type: str) -> str:
-    return ".".join(filter(None, (domain, op_type)))

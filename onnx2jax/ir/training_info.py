@@ -95,9 +95,8 @@ def _check_initialization(info: Any, graph: Graph, variables: Collection[str], w
         if info.initialization_binding and not info.HasField("initialization"):
             raise ModelError(f"{where}: there is an initialization_binding, but no initialization graph", rule="TR-07")
         if info.initialization.input:
-            raise ModelError(
-                f"{where}: the graph has inputs {[v.name for v in graph.inputs]}; it may have none", rule="TR-05"
-            )
+            text = f"{where}: the graph has inputs {[v.name for v in graph.inputs]}; it may have none"
+            raise ModelError(text, rule="TR-05")
     with importer.guard(where):
         _check_defined(graph.captures.difference(variables), where)
 

@@ -35,12 +35,8 @@ def widened(graph: Graph, dtype: np.dtype) -> Graph:
     """The main graph with its nodes' casts, for computing in float32 or float64; its values are declared in it.
 
     Raises:
-        UnsupportedError: nodes of the graph differentiate other nodes, or a node reads the bits of a 16-bit float.
+        UnsupportedError: a node reads the bits of a 16-bit float.
     """
-    if graph.differentiates:
-        raise UnsupportedError(
-            "nodes of the graph differentiate other nodes, which stays in the file's types: leave out dtype="
-        )
     return _Widening(dtype).of(graph)
 
 
@@ -61,8 +57,8 @@ def has_narrower(graph: Graph, dtype: np.dtype) -> bool:
 
 def _names(attributes: Mapping[str, Any], codes: Collection[int]) -> bool:
     """Whether attributes of a node name one of these element types, or may: the caller of a function decides it."""
-    given = [attributes[n] for n in TYPES if n in attributes]
-    return any(isinstance(v, Reference) or (isinstance(v, int) and v in codes) for v in given)
+    types = [attributes[n] for n in TYPES if n in attributes]
+    return any(isinstance(v, Reference) or (isinstance(v, int) and v in codes) for v in types)
 
 
 @dataclass
@@ -84,11 +80,8 @@ class _Widening:
     def _node(self, node: Node) -> Node:
         if isinstance(node.target, Function):
             return replace(node, target=self._function(node.target), casts=Casts(self.dtype, self.dtype, self.dtype))
-        opset = node.opset
-        inside = {
-            k: with_graphs(v, lambda body: self.of(with_own_outputs(body, opset))) for k, v in node.attributes.items()
-        }
-        return replace(node, attributes=inside, casts=_casts(node, self.dtype))
+        attributes = with_graphs(node.attributes, lambda body: self.of(with_own_outputs(body, node.opset)))
+        return replace(node, attributes=attributes, casts=_casts(node, self.dtype))
 
     def _function(self, function: Function) -> Function:
         if function not in self.functions:

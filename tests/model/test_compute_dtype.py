@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec
 import onnx2jax
 from benchmarks.accuracy import accuracy
 from onnx2jax.errors import InputNameError, InputTypeError, UnsupportedError
-from onnx2jax.ir.precision import narrow_parameters, narrowed
+from onnx2jax.ir.precision import computed_in, narrow_parameters
 from onnx2jax.model.model import Model
 from tests.support.helpers import mesh
 from tests.support.models import mlp, text_model
@@ -378,7 +378,7 @@ def test_named_nodes_stay_in_float32() -> None:
     assert types_of(first, "dot_general", X) == [("float32",) * 3, ("bfloat16", "bfloat16", "float32")]
     assert {n: str(v.dtype) for n, v in first.params.items() if n[0] == "w"} == {"w1": "float32", "w2": "bfloat16"}
     # Rewritten graphs are narrowed again, which keeps the choice.
-    assert [n.casts for n in narrowed(first.graph, jnp.bfloat16).nodes] == [n.casts for n in first.graph.nodes]
+    assert [n.casts for n in computed_in(first.graph, jnp.bfloat16).nodes] == [n.casts for n in first.graph.nodes]
 
 
 def test_a_node_in_float32_reads_values_that_are_not_rounded() -> None:
