@@ -75,11 +75,18 @@ def _primes(least: int) -> Iterator[int]:
     return (n for n in count(least, 2) if all(n % k for k in range(3, isqrt(n) + 1, 2)))
 
 
-def without_data(function: Callable[..., Any], *args: Any) -> Any:
-    """``jax.eval_shape`` of an evaluation, apart from a caller's traces; warnings are left to calls."""
+def without_data(evaluation: Callable[..., Any], *args: Any) -> None:
+    """Runs an evaluation, for what it keeps, in ``jax.eval_shape``, apart from a caller's traces.
+
+    Warnings are left to calls.
+    """
+
+    def run(*args: Any) -> None:
+        evaluation(*args)
+
     with compat.outside(), compat.enable_x64(), np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return jax.eval_shape(function, *args)
+        jax.eval_shape(run, *args)
 
 
 class Abstract:

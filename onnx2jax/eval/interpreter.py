@@ -94,7 +94,7 @@ class Context:
 
     def within(self, graph: Graph) -> Context:
         """The context in which the nodes of a graph run."""
-        whole = graph.extracted_from or graph
+        whole = graph.complete
         context = self if self.host is not None else replace(self, graphs=(whole, *self.graphs))
         if not whole.differentiates:
             return context
@@ -284,10 +284,10 @@ def checked_results(node: Node, values: Sequence[Any], returned: Any) -> list[An
     return results
 
 
-def _attributes(node: Node, scope: Scope, context: Context) -> Mapping[str, Any]:
+def _attributes(node: Node, scope: Scope, context: Context) -> dict[str, Any]:
     """The node's attributes, with graphs as callables."""
     closed = partial(Closure, scope=scope, context=context)
-    return {name: with_graphs(value, closed) for name, value in actual_attributes(node, context.call).items()}
+    return with_graphs(actual_attributes(node, context.call), closed)
 
 
 def actual_attributes(node: Node, call: FunctionCall) -> dict[str, Any]:

@@ -32,12 +32,8 @@ LARGEST_KNOWN: Final = 16
 """Elements of a parameter whose values operators may ask for, such as the scales of Resize."""
 LARGEST_KEPT: Final = 2**16
 """Elements of a constant that other nodes may ask for; masks over all positions take too much memory."""
-EXACT: Final = {"Shape", "Size", "Gather", "Slice", "Concat", "Identity", "Cast", "Add", "Sub", "Mul"} | {
-    "Reshape",
-    "Squeeze",
-    "Unsqueeze",
-    "ConstantOfShape",
-}
+_EXACT: Final = "Add Cast Concat ConstantOfShape Gather Identity Mul Reshape Shape Size Slice Squeeze Sub Unsqueeze"
+EXACT: Final = frozenset(_EXACT.split())
 """Operators of ai.onnx that move extents, or compute with them as polynomials."""
 
 
@@ -73,14 +69,15 @@ def known_values(
 def _declared(inputs: Iterable[ValueInfo]) -> Iterator[tuple[str, jax.ShapeDtypeStruct]]:
     """Inputs that are tensors of numbers of a declared rank, with one symbol for each dimension variable."""
     scope, symbols = export.SymbolicScope(), dict[Any, Any]()
+
+    def symbol(variable: Any) -> Any:
+        if variable not in symbols:
+            (symbols[variable],) = export.symbolic_shape(f"d{len(symbols)}", scope=scope)
+        return symbols[variable]
+
     for value in inputs:
         if isinstance(value.type, TensorType) and value.shape is not None and not value.type.dtype.hasobject:
-            extents = []
-            for axis, extent in enumerate(value.shape):
-                key = extent or (value.name, axis)
-                if not isinstance(extent, int) and key not in symbols:
-                    (symbols[key],) = export.symbolic_shape(f"d{len(symbols)}", scope=scope)
-                extents.append(extent if isinstance(extent, int) else symbols[key])
+            extents = [d if isinstance(d, int) else symbol(d or (value.name, i)) for i, d in enumerate(value.shape)]
             yield value.name, jax.ShapeDtypeStruct(extents, value.type.dtype)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 
 from ..ir import layers as ir
-from ..ir.graph import Graph, Node
+from ..ir.graph import Graph, Node, in_place_of
 from ..ops.arrays import is_known
 from ..ops.iteration import equal, results, scan
 from ..ops.registry import Operator
@@ -50,19 +50,14 @@ class Rolling:
     def nodes(self, graph: Graph) -> tuple[Node, ...]:
         """The nodes of a graph, with one node in the place of each run of layers."""
         if graph not in self._nodes:
-            first = {run.nodes[0]: run for run in self.runs(graph)}
-            rolled = {node for run in first.values() for node in run.nodes}
-            self._nodes[graph] = tuple(
-                self._node(graph, first[node]) if node in first else node
-                for node in graph.nodes
-                if node in first or node not in rolled
-            )
+            rolled = {run.nodes: self._node(graph, run) for run in self.runs(graph)}
+            self._nodes[graph] = in_place_of(graph.nodes, rolled)
         return self._nodes[graph]
 
     def runs(self, graph: Graph) -> list[ir.Layers]:
         """The runs of layers in a graph."""
         if graph not in self._runs:
-            self._runs[graph] = [] if (graph.extracted_from or graph).differentiates else ir.repeated(graph)
+            self._runs[graph] = [] if graph.complete.differentiates else ir.repeated(graph)
         return self._runs[graph]
 
     def notes(self, graph: Graph) -> Iterator[str]:
@@ -108,9 +103,8 @@ def _layers(*values: Any, body: Any, unrolled: Any, run: ir.Layers, rolling: Rol
     return (*last, *(v for row in rows for v in row))
 
 
-LAYERS: Final = Operator(
-    *("onnx2jax.runtime", "Layers", 1, _layers), attributes=frozenset({"body", "unrolled", "run", "rolling"})
-)
+_ATTRIBUTES: Final = frozenset({"body", "unrolled", "run", "rolling"})
+LAYERS: Final = Operator("onnx2jax.runtime", "Layers", 1, _layers, attributes=_ATTRIBUTES)
 """The target of a node that stands for a run of layers."""
 
 

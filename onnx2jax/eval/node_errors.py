@@ -136,14 +136,14 @@ def refuse_outputs_beyond_memory(graph: Graph, results: Iterable[Any]) -> None:
 
 def _misfit(node: Node, values: Sequence[Any], e: Exception) -> str:
     """What is wrong with a node's operands; empty if nothing is found."""
-    title = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
     shapes = {i: v.shape for i, v in enumerate(values) if hasattr(v, "shape")}
     lowest = min(map(len, shapes.values()), default=0)
     if isinstance(e, IndexError) and shapes and (lowest == 0 or (lowest == 1 and "tuple index" in str(e))):  # of shapes
-        return f"{_inputs(i for i, s in shapes.items() if len(s) == lowest)} of rank {lowest}: {title} reads more axes"
+        inputs = _inputs(i for i, s in shapes.items() if len(s) == lowest)
+        return f"{inputs} of rank {lowest}: {node.title} reads more axes"
     if isinstance(e, ZeroDivisionError) and any(0 in s for s in shapes.values()):
-        return f"{_inputs(i for i, s in shapes.items() if 0 in s)} without elements: {title} divides by an extent"
-    return type_mismatch(title, node.opset, list(map(type_of_array, values)))
+        return f"{_inputs(i for i, s in shapes.items() if 0 in s)} without elements: {node.title} divides by an extent"
+    return type_mismatch(node.title, node.opset, list(map(type_of_array, values)))
 
 
 def _inputs(positions: Iterable[int]) -> str:

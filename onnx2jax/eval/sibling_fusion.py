@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ..ir.graph import Graph, Node
+from ..ir.graph import Graph, Node, in_place_of
 from ..ir.siblings import siblings
 from ..ops.registry import Operator
 
@@ -24,10 +24,8 @@ _made: WeakKeyDictionary[Node, dict[Any, Any]] = WeakKeyDictionary()
 
 def fused(graph: Graph) -> tuple[Node, ...]:
     """The nodes of a graph, with one node in the place of siblings."""
-    groups = {} if (graph.extracted_from or graph).differentiates else {g[0]: g for g in siblings(graph)}
-    rest = {node for group in groups.values() for node in group[1:]}
-    nodes = (node for node in graph.nodes if node not in rest)
-    return tuple(_node(graph, groups[node]) if node in groups else node for node in nodes)
+    groups = [] if graph.complete.differentiates else siblings(graph)
+    return in_place_of(graph.nodes, {group: _node(graph, group) for group in groups})
 
 
 def _node(graph: Graph, group: tuple[Node, ...]) -> Node:
