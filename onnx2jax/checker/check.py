@@ -17,12 +17,12 @@ from ..ir.importer import NEWEST_IR, Importer
 from ..ir.training_info import read_training
 from ..ops.registry import supported
 from ..proto.external import ExternalFiles
-from ..proto.messages import ModelProto, normal_domain, tensors
+from ..proto.messages import ModelProto, dotted, normal_domain, tensors
 from ..proto.operator_sets import MAGIC, OperatorSet, parse, problems
 from ..proto.paths import path_of
 from ..proto.types import TensorType, ValueInfo
 from .graphs import check_graphs
-from .model import check_header, invalid_utf8
+from .model import check_header, is_utf8
 from .report import Collector, Finding, Note, Report
 from .types import check_types
 
@@ -82,8 +82,7 @@ def _is_operator_set(source: Any) -> bool:
 
 def check_document(document: Any, label: str, files: ExternalFiles, collector: Collector) -> Report:
     """Check an OperatorSetProto of this package, including the bodies of its functions."""
-    if (invalid := invalid_utf8(document)) is not None:
-        collector.note("GR-23", "error", label, f"{invalid[:40]!r} is not valid UTF-8, so nothing else was checked")
+    if not is_utf8(document, label, collector.note):
         return collector.report()
     for problem in problems(document, label):
         collector.error(problem, label)
@@ -105,8 +104,7 @@ def check_message(
 ) -> Report:
     """Check a ModelProto of this package."""
     collector = collector or Collector()
-    if (invalid := invalid_utf8(model)) is not None:
-        collector.note("GR-23", "error", "model", f"{invalid[:40]!r} is not valid UTF-8, so nothing else was checked")
+    if not is_utf8(model, "model", collector.note):
         return collector.report()
     importer = Importer(model, files, True, allow_newer_opset, collector.error, documents)
     for domain, newest in NEWEST.items() if allow_newer_opset else ():
@@ -140,7 +138,7 @@ def _checked(model: Any, importer: Importer, files: ExternalFiles, collector: Co
 
 def _note_unsupported(node: Unsupported, model: Any, collector: Collector) -> None:
     """Note an unsupported operator: an error in a domain that ONNX or the model defines, elsewhere a warning."""
-    title = ".".join(filter(None, (node.domain, node.op_type, node.overload)))
+    title = dotted(node.domain, node.op_type, node.overload)
     path = f"node {node.node!r}"
     versions = supported().get(node.domain, {}).get(node.op_type)
     if any(normal_domain(f.domain) == node.domain for f in model.functions):
@@ -148,14 +146,10 @@ def _note_unsupported(node: Unsupported, model: Any, collector: Collector) -> No
     elif versions:
         text = f"{title} exists from opset {min(versions)} on, the model imports {node.opset}"
         collector.note("OR-09", "error", path, text)
-    elif node.domain in STANDARD and node.op_type not in TRAINING:
+    elif node.domain in ("", "ai.onnx.ml") and node.op_type != "GraphCall":
         collector.note("OR-08", "error", path, f"opset {node.opset} has no operator {title}")
     else:
         collector.note("MV-10", "warning", path, f"{title} is unsupported, so the node was not checked")
-
-
-STANDARD = frozenset({"", "ai.onnx.ml"})
-TRAINING = frozenset({"GraphCall"})
 
 
 LEAST: Final = 199
@@ -167,14 +161,14 @@ def check_shapes(graph: Graph, note: Note) -> None:
     """Check the shapes of a model's values, those of its subgraphs and functions included."""
     first = _evaluated(graph, 0)
     second = _evaluated(graph, 1) if first.extents else first
-    for key, value in first.found.items():
-        if (twin := second.found.get(key)) is not None and not value.fits(twin):
+    for key, value in first.shapes.items():
+        if (twin := second.shapes.get(key)) is not None and not value.fits(twin):
             pairs = zip(value.value.shape or (), twin.value.shape or (), strict=False)
             constant = TensorType(value.value.dtype, tuple(a if a == b else None for a, b in pairs))
             text = f"{key[1]!r} is declared {value.declared}, but {value.source} gives {constant}"
             note("GR-18" if value.is_output else "GR-20", "warning", key[0], text)
-    for path, (title, types, reason) in first.refused.items():
-        other = second.refused.get(path)
+    for path, (title, types, reason) in first.refusals.items():
+        other = second.refusals.get(path)
         if other is not None and other.reason == reason:
             fixed = types == other.types  # operands with free extents may fit in a call
             where = types if fixed else "whose extents are partly free"
@@ -183,11 +177,7 @@ def check_shapes(graph: Graph, note: Note) -> None:
 
 def _evaluated(graph: Graph, first: int) -> _Evaluation:
     evaluation = _Evaluation(Extents(first, LEAST))
-
-    def run() -> None:
-        evaluation.graph(graph, f"graph {graph.name[:80]!r}")
-
-    without_data(run)
+    without_data(lambda: evaluation.graph(graph, f"graph {graph.name[:80]!r}"))
     return evaluation
 
 
@@ -200,7 +190,7 @@ class _Refusal(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Shape:
     """The shape that a node gives a value, and the type that the file declares."""
 
     source: str
@@ -208,7 +198,7 @@ class _Found:
     declared: TensorType
     is_output: bool = False
 
-    def fits(self, other: _Found) -> bool:
+    def fits(self, other: _Shape) -> bool:
         """Whether the declared shape agrees with the constants among the extents of both evaluations."""
         wanted, one, two = self.declared.shape or (), self.value.shape or (), other.value.shape or ()
         if not len(wanted) == len(one) == len(two):
@@ -223,16 +213,16 @@ class _Evaluation(Abstract):
 
     def __init__(self, extents: Extents) -> None:
         super().__init__(extents)
-        self.found: dict[tuple[str, str], _Found] = {}
-        self.refused: dict[str, _Refusal] = {}
+        self.shapes: dict[tuple[str, str], _Shape] = {}
+        self.refusals: dict[str, _Refusal] = {}
 
     def compare(self, path: str, declared: ValueInfo, value: Any, source: str, is_output: bool = False) -> None:
         """Note the shape of a value whose type is declared."""
         if is_typed(value) and isinstance(declared.type, TensorType) and declared.type.shape is not None:
             computed = TensorType(declared.type.dtype, tuple(value.shape))
-            self.found[path, declared.name] = _Found(source, computed, declared.type, is_output)
+            self.shapes[path, declared.name] = _Shape(source, computed, declared.type, is_output)
 
     def refuse(self, path: str, node: Node, values: Sequence[Any], reason: str) -> None:
         """Note why a node refuses its operands, and their types."""
         types = ", ".join(f"{v.dtype}{list(v.shape)}" for v in values if is_typed(v))
-        self.refused.setdefault(path, _Refusal(node.op_type, types or "none", reason))
+        self.refusals.setdefault(path, _Refusal(node.op_type, types or "none", reason))

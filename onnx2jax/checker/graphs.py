@@ -14,11 +14,11 @@ from ..ir.signatures import element, same_schema, type_of
 from ..ops.registry import LEGACY_HINTS
 from ..proto.dtypes import ELEMENT_TYPES
 from ..proto.external import ExternalFiles
-from ..proto.messages import normal_domain
+from ..proto.messages import normal_domain, tensors
 from ..proto.tensors import EXTERNAL
 from .model import check_devices, check_metadata, check_since
 from .report import Note
-from .scopes import GraphPlace, places
+from .scopes import GraphPlace, extents, places
 
 MESSAGES: Final = frozenset(k for k, name in VALUE_FIELDS.items() if name in ("t", "g", "sparse_tensor", "tp"))
 """The types of attributes without a default value."""
@@ -29,13 +29,10 @@ def check_graphs(model: Any, opsets: dict[str, int], files: ExternalFiles, note:
     """Check every graph and function of a ModelProto."""
     configurations = {c.name: c.num_devices for c in model.configuration}
     functions = {(normal_domain(f.domain), f.name) for f in model.functions}
-    body: dict[str, int] = {}
     for place in places(model):
-        graph = place.graph
-        if place.kind == "function":
-            body = {normal_domain(e.domain): e.version for e in graph.opset_import}
-        elif place.kind != "subgraph":
-            body = {}
+        graph, root = place.graph, place.outer[0][0] if place.outer else place
+        imports = root.graph.opset_import if root.kind == "function" else ()
+        body = {normal_domain(e.domain): e.version for e in imports}
         if place.kind == "function" and not graph.opset_import:
             note("FN-05", "error", place.where, "it imports no operator set")
         if place.kind != "function":
@@ -51,7 +48,11 @@ def check_graphs(model: Any, opsets: dict[str, int], files: ExternalFiles, note:
             check_since(node, {"overload": 10}, model.ir_version, path, note)
             if not domain:
                 _control_flow(node, path, model.ir_version, (body or opsets).get("", 0), note)
-            _check_version(domain, node.op_type, body, opsets, path, note)
+            inner, outer = body.get(domain, 0), opsets.get(domain, 0)
+            if inner and outer and not same_schema(domain, node.op_type, inner, outer):
+                title = f"{node.op_type} of {domain or 'ai.onnx'}"
+                text = f"{title} {inner} in the function differs from that of {outer} in the model"
+                note("FN-06", "error", path, text)
             for a in node.attribute:
                 _attribute(a, path, note)
             check_metadata(node, path, note)
@@ -63,43 +64,29 @@ def check_graphs(model: Any, opsets: dict[str, int], files: ExternalFiles, note:
 def _control_flow(node: Any, path: str, ir_version: int, opset: int, note: Note) -> None:
     """Check the numbers of inputs and outputs of the subgraphs of If, Loop and Scan."""
     graphs = [a.g for a in node.attribute if a.HasField("g")]
-    supplied = {"Loop": max(len(node.input), 2), "Scan": len(node.input) - (opset < 9)}.get(node.op_type, 0)
+    states = max(len(node.input) - 2, 0)
+    supplied = {"Loop": 2 + states, "Scan": len(node.input) - (opset < 9)}.get(node.op_type, 0)
     for graph in graphs if ir_version < 4 else ():
         constants = {t.name for t in graph.initializer}
         for name in (v.name for v in graph.input[:supplied] if v.name in constants):
             note("SC-09", "error", path, f"{name!r} is an initializer, but {node.op_type} supplies this input")
-    if node.op_type == "Scan" and graphs:
-        scanned = next((a.i for a in node.attribute if a.name == "num_scan_inputs"), 1)
-        if not 1 <= scanned <= len(node.input) - (opset < 9):
-            note("SC-14", "error", path, f"num_scan_inputs is {scanned}, the node has {len(node.input)} inputs")
-        inputs, outputs = len(graphs[0].input), len(graphs[0].output)
-        if inputs < supplied or (inputs > supplied and ir_version >= 4):
-            note("SC-11", "error", path, f"its body has {inputs} inputs, but the node supplies {supplied}")
-        if outputs < len(node.output):
-            note("SC-14", "error", path, f"its body has {outputs} outputs, the node {len(node.output)}")
-    elif node.op_type == "If":
+    if node.op_type == "If":
         counts = sorted({len(g.output) for g in graphs})
         if len(counts) > 1 or (counts and counts[0] < len(node.output)):
             note("SC-12", "error", path, f"its branches have {counts} outputs, the node {len(node.output)}")
-    elif node.op_type == "Loop" and graphs:
-        states = max(len(node.input) - 2, 0)
-        inputs, outputs = len(graphs[0].input), len(graphs[0].output)
-        if inputs < 2 + states or (inputs > 2 + states and ir_version >= 4):
-            note("SC-11", "error", path, f"its body has {inputs} inputs, not iteration, condition and {states} states")
-        if outputs < 1 + states or outputs - 1 < len(node.output):
-            note("SC-13", "error", path, f"its body has {outputs} outputs for {states} states and what it collects")
-
-
-def _check_version(
-    domain: str, op_type: str, body: dict[str, int], opsets: dict[str, int], path: str, note: Note
-) -> None:
-    """An operator must have the same schema in a function as in the model (rule FN-06)."""
-    inner, outer = body.get(domain), opsets.get(domain)
-    if inner is None or outer is None or inner == outer:
+    if node.op_type not in ("Loop", "Scan") or not graphs:
         return
-    if not same_schema(domain, op_type, inner, outer):
-        text = f"{op_type} of {domain or 'ai.onnx'} {inner} in the function differs from that of {outer} in the model"
-        note("FN-06", "error", path, text)
+    inputs, outputs, is_loop = len(graphs[0].input), len(graphs[0].output), node.op_type == "Loop"
+    scanned = next((a.i for a in node.attribute if a.name == "num_scan_inputs"), 1)
+    if not is_loop and not 1 <= scanned <= supplied:
+        note("SC-14", "error", path, f"num_scan_inputs is {scanned}, the node has {len(node.input)} inputs")
+    if inputs < supplied or (inputs > supplied and ir_version >= 4):
+        expected = f"not iteration, condition and {states} states" if is_loop else f"but the node supplies {supplied}"
+        note("SC-11", "error", path, f"its body has {inputs} inputs, {expected}")
+    if is_loop and outputs <= max(states, len(node.output)):
+        note("SC-13", "error", path, f"its body has {outputs} outputs for {states} states and what it collects")
+    if not is_loop and outputs < len(node.output):
+        note("SC-14", "error", path, f"its body has {outputs} outputs, the node {len(node.output)}")
 
 
 def _names(place: GraphPlace, note: Note) -> None:
@@ -121,27 +108,20 @@ def _names(place: GraphPlace, note: Note) -> None:
 def _contradictions(graph: Any, where: str, note: Note) -> None:
     """Check that all that declares one value agrees: inputs, initializers, outputs and value_info."""
     declared: dict[str, tuple[Any, Any]] = {}
-    stored = ((t.name, element(t.data_type), list(t.dims)) for t in graph.initializer)
-    types = ((v.name, type_of(v.type), _extents(v.type)) for v in chain(graph.input, graph.output, graph.value_info))
+    stored = ((t.name, element(t.data_type), tuple(t.dims)) for t in graph.initializer)
+    types = ((v.name, type_of(v.type), extents(v.type)) for v in chain(graph.input, graph.output, graph.value_info))
     for name, kind, shape in chain(stored, types):
-        other, extents = declared.setdefault(name, (kind, shape))
-        agree = shape is None or extents is None or len(shape) == len(extents)
-        if agree and shape and extents:
-            agree = all(a == b for a, b in zip(shape, extents, strict=True) if type(a) is type(b) is int)
+        other, first = declared.setdefault(name, (kind, shape))
+        agree = shape is None or first is None or len(shape) == len(first)
+        if agree and shape and first:
+            agree = all(a == b for a, b in zip(shape, first, strict=True) if type(a) is type(b) is int)
         if not agree or (kind and other and kind != other):
-            text = f"{name!r} is declared both {other}{_shown(extents)} and {kind}{_shown(shape)}"
+            text = f"{name!r} is declared both {other}{_shown(first)} and {kind}{_shown(shape)}"
             note("GR-20", "warning", where, text)
 
 
-def _extents(kind: Any) -> list[int | str] | None:
-    """The declared shape of a tensor; None without one."""
-    if not kind.tensor_type.HasField("shape"):
-        return None
-    return [d.dim_value if d.HasField("dim_value") else d.dim_param for d in kind.tensor_type.shape.dim]
-
-
-def _shown(shape: list[int | str] | None) -> str:
-    return "" if shape is None else f"[{', '.join(str(d) or '?' for d in shape)}]"
+def _shown(shape: tuple[int | str | None, ...] | None) -> str:
+    return "" if shape is None else f"[{', '.join('?' if d in (None, '') else str(d) for d in shape)}]"
 
 
 def _declarations(place: GraphPlace, ir_version: int, note: Note) -> None:
@@ -205,13 +185,13 @@ def _attribute(a: Any, path: str, note: Note) -> None:
     if not a.name:
         note("AT-01", "error", path, "an attribute has no name")
     used = used_fields(a)
+    where = f"{path}, attribute {a.name!r}"
     if a.ref_attr_name and not a.type:
-        note("AT-02", "error", f"{path}, attribute {a.name!r}", "the reference has no type")
+        note("AT-02", "error", where, "the reference has no type")
     if not a.ref_attr_name and not used and a.type in MESSAGES:
-        note("AT-01", "error", f"{path}, attribute {a.name!r}", "it has no value")
+        note("AT-01", "error", where, "it has no value")
     if a.ref_attr_name and used and a.name not in LEGACY_HINTS:
-        text = f"it has both ref_attr_name {a.ref_attr_name!r} and {used[0]!r}"
-        note("AT-01", "error", f"{path}, attribute {a.name!r}", text)
+        note("AT-01", "error", where, f"it has both ref_attr_name {a.ref_attr_name!r} and {used[0]!r}")
 
 
 def _tensors(place: GraphPlace) -> Iterator[tuple[Any, str]]:
@@ -225,9 +205,7 @@ def _tensors(place: GraphPlace) -> Iterator[tuple[Any, str]]:
     for i, node in enumerate(place.graph.node):
         for a in node.attribute:
             path = f"{place.node(i)}, attribute {a.name!r}"
-            sparse_tensors = [*([a.sparse_tensor] if a.HasField("sparse_tensor") else []), *a.sparse_tensors]
-            yield from ((t, path) for t in [*([a.t] if a.HasField("t") else []), *a.tensors])
-            yield from ((t, path) for s in sparse_tensors for t in (s.values, s.indices))
+            yield from ((tensor, path) for tensor, _ in tensors(a, into_graphs=False))
 
 
 def _stored(tensor: Any, path: str, files: ExternalFiles, note: Note) -> None:

@@ -23,9 +23,8 @@ def check_header(model: Any, note: Note) -> None:
     if not model.graph.name:
         note("MV-04", "error", "model", "the graph has no name")
     for domain in _twice(normal_domain(entry.domain) for entry in model.opset_import):
-        note(
-            "OR-02", "warning", "model", f"domain {domain or 'ai.onnx'!r} is imported twice; the higher version applies"
-        )
+        text = f"domain {domain or 'ai.onnx'!r} is imported twice; the higher version applies"
+        note("OR-02", "warning", "model", text)
     check_metadata(model, "model", note)
     for i, function in enumerate(model.functions):
         _function(function, f"function {function.name!r}" if function.name else f"functions[{i}]", model, note)
@@ -43,18 +42,19 @@ def check_since(message: Any, fields: Mapping[str, int], ir_version: int, path: 
             note(rule, "warning", path, f"{field} exists since IR {since}, the model is of IR {ir_version}")
 
 
-def invalid_utf8(message: Any) -> bytes | None:
-    """The first string of a message that is not valid UTF-8, which protobuf returns as bytes; None if there is none."""
+def is_utf8(message: Any, path: str, note: Note) -> bool:
+    """Whether all strings of a message are valid UTF-8; protobuf returns the others as bytes, the first is noted."""
     pending = [message]
     while pending:
         for field, value in pending.pop().ListFields():
             if field.type == field.TYPE_STRING:
                 texts = (value,) if isinstance(value, str | bytes) else tuple(value)
-                if bytes in map(type, texts):
-                    return next(text for text in texts if isinstance(text, bytes))
+                for invalid in (text for text in texts if isinstance(text, bytes)):
+                    note("GR-23", "error", path, f"{invalid[:40]!r} is not valid UTF-8, so nothing else was checked")
+                    return False
             elif field.type == field.TYPE_MESSAGE:
                 pending.extend((value,) if hasattr(value, "ListFields") else value)
-    return None
+    return True
 
 
 def check_metadata(message: Any, path: str, note: Note) -> None:

@@ -43,11 +43,8 @@ class GraphPlace:
     def shapes(self) -> dict[str, tuple[int | str | None, ...]]:
         """The declared shapes, by value name."""
         lists = ("value_info",) if self.kind == "function" else ("value_info", "input", "output")
-        shapes = {}
-        for v in (v for field in lists for v in getattr(self.graph, field)):
-            if v.type.tensor_type.HasField("shape"):
-                dims = v.type.tensor_type.shape.dim
-                shapes[v.name] = tuple(getattr(d, d.WhichOneof("value") or "", None) for d in dims)
+        values = (v for field in lists for v in getattr(self.graph, field))
+        shapes = {v.name: shape for v in values if (shape := extents(v.type)) is not None}
         if self.kind != "function":
             shapes |= {t.name: tuple(t.dims) for t in self.graph.initializer}
         return shapes
@@ -64,6 +61,13 @@ class GraphPlace:
             for graph in graphs_of(a):
                 where = f"{self.node(i)}, graph {(graph.name or a.name)[:80]!r}"
                 yield GraphPlace(graph, where, "subgraph", (*self.outer, (self, i)))
+
+
+def extents(kind: Any) -> tuple[int | str | None, ...] | None:
+    """The declared shape of a tensor, with None for unknown extents; None without one."""
+    if not kind.tensor_type.HasField("shape"):
+        return None
+    return tuple(getattr(d, d.WhichOneof("value") or "", None) for d in kind.tensor_type.shape.dim)
 
 
 def places(model: Any) -> Iterator[GraphPlace]:

@@ -8,12 +8,12 @@ from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import ModelError
-from ..ir.binding import NEWEST
+from ..ir.binding import built_in_wins
 from ..ir.binding import opsets as imported
 from ..ir.importer import DEPTH_LIMIT
 from ..ir.signatures import Type, element, formal, is_plain, signature, type_of
 from ..ops.registry import is_built_in, resolve
-from ..proto.messages import normal_domain
+from ..proto.messages import dotted, normal_domain
 from .scopes import GraphPlace, places
 
 if TYPE_CHECKING:
@@ -91,9 +91,9 @@ class _Checker:
         key = (domain, node.op_type, node.overload)
         opset = opsets.get(domain, 0)
         inner = [self.graph(p, opsets, env.new_child(), _supplied(node, types)) for p in place.inside(i)]
-        if key in self.functions and not (domain in NEWEST and resolve(domain, node.op_type, opset)):
+        if key in self.functions and not built_in_wins(domain, node.op_type, opset):
             return self.call(key, types)
-        title = ".".join(filter(None, (domain, node.op_type)))
+        title = dotted(domain, node.op_type)
         schema = signature(title, opset)
         if schema is None:
             return ()
@@ -162,15 +162,8 @@ class _Checker:
 
 def _supplied(node: Any, types: list[Type]) -> list[Type]:
     """The types of the operands that a node passes to its subgraphs."""
-    if normal_domain(node.domain):
-        return []
-    match node.op_type:
-        case "Loop":
-            return ["int64", "bool", *types[2:]]
-        case "Scan":
-            return types
-        case _:
-            return []
+    supplied = {"Loop": ["int64", "bool", *types[2:]], "Scan": types}
+    return [] if normal_domain(node.domain) else supplied.get(node.op_type, [])
 
 
 def _attribute_type(node: Any) -> Type:
