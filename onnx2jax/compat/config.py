@@ -68,10 +68,10 @@ def _trace_context() -> Callable[[], Hashable]:
     try:
         from jax._src import config
 
-        own, nans, infs, prng = config.trace_context, config.debug_nans, config.debug_infs, config.default_prng_impl
+        context, nans, infs, prng = config.trace_context, config.debug_nans, config.debug_infs, config.default_prng_impl
 
         def key() -> Hashable:
-            return own(), nans.value, infs.value, prng.value
+            return context(), nans.value, infs.value, prng.value
 
         hash(key())
         return key

@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Final
 
 import jax
-from jax.sharding import (
-    AbstractMesh,
-    AxisType,
-    Mesh,
-    NamedSharding,
-    PartitionSpec,
-    get_abstract_mesh,
-    use_abstract_mesh,
-)
+from jax.sharding import AxisType, Mesh, get_abstract_mesh, use_abstract_mesh
 
 
 def auto(mesh: Mesh) -> Mesh:
@@ -22,9 +14,8 @@ def auto(mesh: Mesh) -> Mesh:
     return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
 
 
-def context_mesh() -> AbstractMesh:
-    """The mesh of ``jax.set_mesh``, without axes where there is none."""
-    return get_abstract_mesh()
+context_mesh: Final = get_abstract_mesh
+"""The mesh of ``jax.set_mesh``, without axes where there is none."""
 
 
 def in_auto_axes(mesh: Any) -> AbstractContextManager[Any]:
@@ -33,6 +24,5 @@ def in_auto_axes(mesh: Any) -> AbstractContextManager[Any]:
     return use_abstract_mesh(mesh.update_axis_types(dict.fromkeys(explicit, AxisType.Auto)))
 
 
-def reshard(x: Any, sharding: NamedSharding | PartitionSpec) -> Any:
-    """The array with another sharding in its type; a spec alone is over the mesh of the context."""
-    return jax.sharding.reshard(x, sharding)
+reshard: Final = jax.sharding.reshard
+"""The array with another sharding in its type; a spec alone is over the mesh of the context."""

@@ -20,7 +20,7 @@ scaled = Primitive("scaled")
 """w * by."""
 
 
-def _refuse(_cotangent: Any, _x: Any, *, error: Callable[[], Exception]) -> Any:
+def _transpose(_cotangent: Any, _x: Any, *, error: Callable[[], Exception]) -> Any:
     raise error()
 
 
@@ -37,7 +37,7 @@ def _batch(xs: Any, axes: Any, *, error: Callable[[], Exception]) -> Any:
 forward_only.def_impl(lambda x, **_: x)
 forward_only.def_abstract_eval(lambda x, **_: x)
 primitive_jvps[forward_only] = _jvp
-primitive_transposes[forward_only] = _refuse
+primitive_transposes[forward_only] = _transpose
 primitive_batchers[forward_only] = _batch
 register_lowering(forward_only, lambda _ctx, x, **_: [x])
 

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,19 +35,17 @@ def profiled() -> Iterator[list[bytes]]:
         written += [path.read_bytes() for path in sorted(Path(folder).rglob("*.xplane.pb"))]
 
 
-def annotation(name: str) -> AbstractContextManager[Any]:
-    """A scope on the host that profiles show by name."""
-    return jax.profiler.TraceAnnotation(name)
+annotation: Final = jax.profiler.TraceAnnotation
+"""A scope on the host that profiles show by name."""
 
 
 def cost_analysis(compiled: Any) -> Mapping[str, float]:
     """XLA's counts for a compiled program, on one device, such as "flops"; none where it gives none."""
     try:
-        found = compiled.cost_analysis()
+        counts = compiled.cost_analysis() or {}
     except (AttributeError, NotImplementedError):
-        found = None
-    found = (found[0] if isinstance(found, list) else found) or {}
-    return found if found.get("flops") else _of_modules(compiled) or found
+        counts = {}
+    return counts if counts.get("flops") else _of_modules(compiled) or counts
 
 
 def _of_modules(compiled: Any) -> Mapping[str, float]:
@@ -139,11 +137,13 @@ def lowered_key(lowered: Any) -> tuple[str, ...] | None:
     """
     try:
         lowering, devices = lowered._lowering, lowered_devices(lowered)
-        given = lowering.compile_args
-        if not devices or lowering.const_args or any(given[n] for n in _OF_PROCESS) or jax.process_count() > 1:
+        compile_args = lowering.compile_args
+        is_bound = lowering.const_args or any(compile_args[n] for n in _OF_PROCESS)
+        if not devices or is_bound or jax.process_count() > 1:
             return None
         arguments = jax.tree.leaves(lowered.args_info)  # those that the module drops as well
-        decisive = [lowering._compiler_options_kvs, lowering._donated_invars, arguments, *(given[n] for n in _DECISIVE)]
+        options = lowering._compiler_options_kvs, lowering._donated_invars
+        decisive = [*options, arguments, *(compile_args[n] for n in _DECISIVE)]
     except (AttributeError, KeyError, TypeError):
         return None
     if calls_process(text := lowered.as_text()):

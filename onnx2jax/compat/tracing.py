@@ -72,7 +72,7 @@ def functions() -> list[Any]:
 
 def repeated_axes(x: Any) -> tuple[int, ...]:
     """Axes along which a traced array repeats one value, as what was broadcast just before; none where JAX hides it."""
-    found = tuple(range(x.ndim))
+    axes = tuple(range(x.ndim))
     try:
         while (equation := x.parent).primitive.name == "convert_element_type":
             (x,) = equation.in_tracers
@@ -82,7 +82,7 @@ def repeated_axes(x: Any) -> tuple[int, ...]:
         varying = {axis for axis, n in zip(kept, extents, strict=True) if not (isinstance(n, int) and n == 1)}
     except (AttributeError, KeyError, IndexError, ValueError):  # of eager calls, transformations, other releases
         return ()
-    return tuple(axis for axis in found if axis not in varying)
+    return tuple(axis for axis in axes if axis not in varying)
 
 
 def before_repeat(x: Any) -> tuple[Any, tuple[int, ...], int, int] | None:
@@ -99,9 +99,9 @@ def before_repeat(x: Any) -> tuple[Any, tuple[int, ...], int, int] | None:
         if primitive.name not in ("transpose", "convert_element_type", "mul"):
             return None
         others = [other[(0,) * other.ndim] for other in others if len(repeated_axes(other)) == other.ndim]
-        if len(others) < len(equation.in_tracers) - 1 or (found := before_repeat(operand)) is None:
+        if len(others) < len(equation.in_tracers) - 1 or (repeat := before_repeat(operand)) is None:
             return None
-        source, order, axis, group = found
+        source, order, axis, group = repeat
         if primitive.name == "transpose":
             moved = params["permutation"]
             return source, tuple(order[i] for i in moved), moved.index(axis), group
@@ -143,8 +143,8 @@ def has_primitives() -> bool:
 
 def forward_only(x: Any, error: Callable[[], Exception]) -> Any:
     """x; its reverse-mode derivative raises a new error, or JAX's own where JAX lets packages define no primitives."""
-    own = _rules("primitives")
-    return own.forward_only.bind(x, error=error) if own else x
+    primitives = _rules("primitives")
+    return primitives.forward_only.bind(x, error=error) if primitives else x
 
 
 def scaled(w: Any, by: Any, shift: Any, most: Any) -> Any:

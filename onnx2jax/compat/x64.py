@@ -69,10 +69,10 @@ def _linearized(jaxpr: Any, moving: tuple[int, ...], floating: tuple[int, ...]) 
         return results, kept
 
     def tangent(*args: Any) -> Any:
-        kept, given = args[: -len(moving)], args[-len(moving) :]
+        kept, tangents = args[: -len(moving)], args[-len(moving) :]
         pull = jax.tree.unflatten(structures[0], kept)
         outputs = [jax.ShapeDtypeStruct(jaxpr.out_avals[i].shape, jaxpr.out_avals[i].dtype) for i in floating]
-        return jax.linear_transpose(lambda *cotangents: pull(list(cotangents)), *outputs)(given)
+        return jax.linear_transpose(lambda *cotangents: pull(list(cotangents)), *outputs)(tangents)
 
     try:
         first = _traced(forward, jaxpr.in_avals)
@@ -98,23 +98,18 @@ def _tangent(jaxpr: Any, moving: tuple[int, ...], floating: tuple[int, ...]) -> 
 
 
 @functools.lru_cache(256)
-def _transposed(jaxpr: Any, linear: tuple[int, ...], given: tuple[int, ...]) -> Any:
+def _transposed(jaxpr: Any, linear: tuple[int, ...], nonzero: tuple[int, ...]) -> Any:
     """The program that takes the inputs that are not linear, and cotangents of outputs, and gives those of the rest."""
-    function, avals = partial(evaluated, jaxpr), jaxpr.in_avals
+    avals = jaxpr.in_avals
     known = [i for i in range(len(avals)) if i not in linear]
 
     def transposed(*args: Any) -> Any:
-        fixed = dict(zip(known, args, strict=False))
-
-        def forward(*some: Any) -> list[Any]:
-            values = fixed | dict(zip(linear, some, strict=True))
-            results = function(*(values[i] for i in range(len(avals))))
-            return [results[i] for i in given]
-
+        values = dict(zip(known, args, strict=False))
+        moved = _of_moving(jaxpr, linear, nonzero, [values.get(i) for i in range(len(avals))])
         moving = [jax.ShapeDtypeStruct(avals[i].shape, avals[i].dtype) for i in linear]
-        return jax.linear_transpose(forward, *moving)(list(args[len(known) :]))
+        return jax.linear_transpose(lambda *some: moved(*some)[0], *moving)(list(args[len(known) :]))
 
-    return _traced(transposed, [*(avals[i] for i in known), *(jaxpr.out_avals[i] for i in given)])
+    return _traced(transposed, [*(avals[i] for i in known), *(jaxpr.out_avals[i] for i in nonzero)])
 
 
 @functools.lru_cache(256)
@@ -129,25 +124,25 @@ def _batched(jaxpr: Any, axes: tuple[int | None, ...], size: Any) -> Any:
 def _jvp(primals: Any, tangents: Any, *, jaxpr: Any) -> Any:
     moving = tuple(i for i, t in enumerate(tangents) if not isinstance(t, Zero))
     floating = tuple(i for i, a in enumerate(jaxpr.out_avals) if jnp.issubdtype(a.dtype, jnp.inexact))
-    given, linearized = [tangents[i] for i in moving], _linearized(jaxpr, moving, floating)
+    tangents, linearized = [tangents[i] for i in moving], _linearized(jaxpr, moving, floating)
     if linearized is None:
         results = in_64_bits.bind(*primals, jaxpr=jaxpr)
-        moved = in_64_bits.bind(*primals, *given, jaxpr=_tangent(jaxpr, moving, floating))
+        moved = in_64_bits.bind(*primals, *tangents, jaxpr=_tangent(jaxpr, moving, floating))
     else:
         every = in_64_bits.bind(*primals, jaxpr=linearized[0])
         results, kept = every[: len(jaxpr.out_avals)], every[len(jaxpr.out_avals) :]
-        moved = in_64_bits.bind(*kept, *given, jaxpr=linearized[1])
-    found = dict(zip(floating, moved, strict=True))
-    return results, [found.get(i, Zero(ShapedArray(r.shape, jax.dtypes.float0))) for i, r in enumerate(results)]
+        moved = in_64_bits.bind(*kept, *tangents, jaxpr=linearized[1])
+    by_output = dict(zip(floating, moved, strict=True))
+    return results, [by_output.get(i, Zero(ShapedArray(r.shape, jax.dtypes.float0))) for i, r in enumerate(results)]
 
 
 def _transpose(cotangents: Any, *args: Any, jaxpr: Any) -> Any:
     linear = tuple(i for i, a in enumerate(args) if is_undefined_primal(a))
-    given = tuple(i for i, c in enumerate(cotangents) if not isinstance(c, Zero))
+    nonzero = tuple(i for i, c in enumerate(cotangents) if not isinstance(c, Zero))
     known = [a for a in args if not is_undefined_primal(a)]
-    found = in_64_bits.bind(*known, *(cotangents[i] for i in given), jaxpr=_transposed(jaxpr, linear, given))
-    by_place = dict(zip(linear, found, strict=True))
-    return [by_place.get(i) for i in range(len(args))]
+    pulled = in_64_bits.bind(*known, *(cotangents[i] for i in nonzero), jaxpr=_transposed(jaxpr, linear, nonzero))
+    by_input = dict(zip(linear, pulled, strict=True))
+    return [by_input.get(i) for i in range(len(args))]
 
 
 def _batch(args: Any, axes: Any, *, jaxpr: Any) -> Any:
