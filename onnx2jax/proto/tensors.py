@@ -63,18 +63,15 @@ def _decode(tensor: Any, files: ExternalFiles | None, lazy: bool) -> np.ndarray:
     lazy = lazy and row.bits >= 8 and (row.dtype.kind in "fcV" or row.dtype.itemsize == 1) and row.name != "BOOL"
     if external:
         raw = (files or ExternalFiles(None)).read(tensor, nbytes, lazy=lazy)
-        return _from_bytes(raw, row, count).reshape(shape)
-    if detached is not None:
-        _expect(tensor, "raw_data", len(detached), nbytes, "bytes")
-        raw = np.frombuffer(detached, np.uint8) if isinstance(detached, bytes) else detached if lazy else load(detached)
-        return _from_bytes(raw, row, count).reshape(shape)
-    if tensor.HasField("raw_data"):
-        data = tensor.raw_data
+    elif detached is not None or tensor.HasField("raw_data"):
+        data = tensor.raw_data if detached is None else detached
         _expect(tensor, "raw_data", len(data), nbytes, "bytes")
-        if files is not None:
+        if detached is None and files is not None:
             files.hand_out(tensor, data)
-        return _from_bytes(np.frombuffer(data, np.uint8), row, count).reshape(shape)
-    return _from_field(tensor, row, count).reshape(shape)
+        raw = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data if lazy else load(data)
+    else:
+        return _from_field(tensor, row, count).reshape(shape)
+    return _from_bytes(raw, row, count).reshape(shape)
 
 
 def _check_rank(name: str, shape: tuple[int, ...]) -> None:
@@ -178,7 +175,7 @@ def from_array(array: Any, name: str = "") -> dict[str, Any]:
     fields: dict[str, Any] = {"name": name, "data_type": code, "dims": list(array.shape)}
     row = ELEMENT_TYPES[code]
     if code == STRING:
-        return fields | {"string_data": [str(s).encode("utf-8", "surrogateescape") for s in array.ravel()]}
+        return fields | {"string_data": to_field(array)}
     if row.bits in (2, 4):
         return fields | {"raw_data": _pack(array, row.bits)}
     if row.bits == 6:

@@ -38,7 +38,7 @@ IMMUTABLE: dict[str, Callable[[Path], Any]] = {
     "a memmap for reading": lambda p: np.memmap(p, np.uint8, "r")[1:],
     "an array of JAX's": lambda _: jnp.ones(4),
     "a view of an array of JAX's": lambda _: np.asarray(jnp.ones(4))[1:].view(np.int32),
-    "a file read by the package": lambda p: File(os.open(p, os.O_RDONLY), "f").read(1, 4)[1:],
+    "a file read by the package": lambda p: File(os.open(p, os.O_RDONLY), "f").read_runs([1], 4)[1:],
     "an owned copy": lambda _: owned(np.ones(3))[1:],
 }
 MUTABLE: dict[str, Callable[[Path], Any]] = {
