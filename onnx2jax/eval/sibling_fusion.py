@@ -62,17 +62,15 @@ def _fused(*values: Any, group: tuple[Node, ...], alone: Any) -> tuple[Any, ...]
 
 def once_of(node: Node) -> Callable[..., Any]:
     """The fixture ``once`` of a node."""
-    return partial(_once, _made.setdefault(node, {}) if node.is_plain else None)
+    return partial(_once, _made.setdefault(node, {}) if node.is_plain else {})
 
 
-def _once(made: dict[Any, Any] | None, function: Callable[..., Any], *attributes: Any, dtype: Any = None) -> Any:
+def _once(made: dict[Any, Any], function: Callable[..., Any], *attributes: Any, dtype: Any = None) -> Any:
     """What a function makes of a node's attributes; the first time for all, unless a caller's attributes count.
 
     With ``dtype``, which the function takes as well, the first time for each.
     """
     more = {} if dtype is None else {"dtype": dtype}
-    if made is None:
-        return function(*attributes, **more)
     if (function, dtype) not in made:
         made[function, dtype] = function(*attributes, **more)
     return made[function, dtype]
