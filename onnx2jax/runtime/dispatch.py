@@ -93,6 +93,10 @@ class CallContext(NamedTuple):
     as_numpy: bool = False
     """Results may be NumPy arrays, where that is faster."""
 
+    def without_inputs(self) -> CallContext:
+        """The same without the values of inputs among the constants."""
+        return self._replace(constants=self.constants.with_inputs({}))
+
 
 class Callee:
     """What is called, apart from the arguments; compared by content, hashed once.

@@ -7,7 +7,7 @@ compiled program and is partitioned at the nodes that turn out to need the host.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
@@ -115,13 +115,15 @@ class StagedProgram:
                 key = parts.key(name)
                 known[name] = constants.params[key] if key in constants.params else to_host(params.get(key, value))
         known.update(constants.inputs)
-        same, left = precomputed(bound, known, values, _Host(self, values, context))
+        inside = context.without_inputs()
+        same, left = precomputed(bound, known, values, _Host(self, values, inside, constants.inputs))
         steps, remaining = [step for _, step in left], FEW_CALLS if self.settings.optimize else 0
 
         def call(leaves: list[Any]) -> list[Any]:
             nonlocal steps, remaining
             values = dict(zip(names, leaves, strict=True))
-            scope, host = same | values, _Host(self, {**constants.inputs, **values}, context)
+            scope = same | values
+            host = _Host(self, {**constants.inputs, **values}, inside, constants.inputs)
             try:
                 with np.errstate(all="ignore"):
                     for step in steps:
@@ -252,7 +254,7 @@ class StagedProgram:
             return Outcome(outcome.outputs, bound=bound)
         params = context.params
         every = {**params, **context.constants.params}
-        host = _Host(self, values, context)
+        host = _Host(self, values, context.without_inputs(), context.constants.inputs)
         results = evaluate(parts, values, Context(every, context.rng, self.settings, host=host))
         return Outcome(
             tuple(unaliased(results, (params[k] for k in map(parts.key, parts.initializers) if k in params)))
@@ -318,10 +320,12 @@ def _alike(reasons: Sequence[str]) -> list[str]:
 class _Host:
     """Runs host nodes in one evaluation of a program (see ``interpreter.Host``)."""
 
-    def __init__(self, program: StagedProgram, values: Mapping[str, Any], context: CallContext) -> None:
-        self._program, self._values = program, values
-        self._context = context._replace(constants=context.constants.with_inputs({}))
-        self._fixed = set(context.constants.inputs)
+    def __init__(
+        self, program: StagedProgram, values: Mapping[str, Any], context: CallContext, fixed: Iterable[str]
+    ) -> None:
+        """``fixed`` are the names of the inputs that the context of the call had, and ``context`` has not."""
+        self._program, self._values, self._context = program, values, context
+        self._fixed = set(fixed)
         """Names of values that follow from shapes alone and may be compile-time constants."""
         self._bound: dict[Graph, BoundCall] = {}
         """The bound calls of partitions, where one was all that ran."""
