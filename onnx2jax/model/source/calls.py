@@ -76,15 +76,12 @@ class Imports:
     """The imports of a module, and the names that they take."""
 
     def __init__(self) -> None:
-        self.operators: dict[str, tuple[str, str, str]] = {}
-        """Local name -> (module, name in it, reason)."""
-        self.resolved: dict[str, tuple[tuple[str, str, int], str]] = {}
-        """Local name -> ((domain, operator, since), reason)."""
-        self._taken: dict[Any, str] = {}
-
-    @property
-    def names(self) -> set[str]:
-        return {*self.operators, *self.resolved}
+        self.members: dict[tuple[str, str], str] = {}
+        """(module, name in it) -> local name."""
+        self.registered: dict[tuple[str, str, int], str] = {}
+        """(domain, operator, since) -> local name."""
+        self.whys: dict[str, str] = {}
+        """Local name -> why the operator is called."""
 
     def function(self, operator: Operator, *, plain: bool, on_shapes: bool) -> str:
         """The local name of an operator's function.
@@ -98,20 +95,17 @@ class Imports:
         member = getattr(sys.modules.get(function.__module__), function.__name__, None)
         wrapped = member is not None and inspect.unwrap(member) is inspect.unwrap(function)
         halves = getattr(function, "__code__", None) is not None and function.__code__.co_name == "widened"
-        is_member = member is function or (wrapped and halves and plain)
-        key: Any = (operator.domain, operator.name, operator.since)
-        if is_member:
+        names: dict[Any, str] = self.registered
+        key: Any
+        key, name = (operator.domain, operator.name, operator.since), snake(operator.name)
+        if member is function or (wrapped and halves and plain):
+            names, name = self.members, function.__name__.removesuffix("_op").rstrip("_")
             key = (function.__module__, function.__name__)
-        if key not in self._taken:
-            name = function.__name__.removesuffix("_op").rstrip("_") if is_member else snake(operator.name)
+        if key not in names:
             name = f"onnx_{name}" if name in BUILTINS or keyword.iskeyword(name) else name
-            self._taken[key] = name = unused_name(name, self.names)
-            why = SHAPES_WHY if on_shapes else WHY.get(operator.name, DEFAULT_WHY)
-            if is_member:
-                self.operators[name] = (*key, why)
-            else:
-                self.resolved[name] = (key, why)
-        return self._taken[key]
+            names[key] = unused_name(name, self.whys)
+            self.whys[names[key]] = SHAPES_WHY if on_shapes else WHY.get(operator.name, DEFAULT_WHY)
+        return names[key]
 
 
 BUILTINS: Final = frozenset(dir(__builtins__) if not isinstance(__builtins__, dict) else __builtins__) | {"params"}

@@ -266,12 +266,12 @@ def function(scope: Scope, node: Node, call: FunctionCall) -> Sequence[Value]:
     body: Graph = target.body
     emitter = scope.emitter
     block = Block(emitter.reference(FUNCTION + node.op_type), node.op_type, "")
-    inner = Scope(emitter, body, {}, {}, {}, block.statements, call, scope.rng)
+    inner = Scope(emitter, body, {}, {}, block.statements, call, scope.rng)
     arguments: dict[str, str] = {}
     for formal, name in zip_longest((v.name for v in body.inputs), node.inputs, fillvalue=""):
         value = scope.values[name] if name else None
         if value is None:
-            inner.values[formal] = inner.abstract[formal] = inner.samples[formal] = None  # type: ignore[assignment]
+            inner.values[formal] = inner.abstract[formal] = None  # type: ignore[assignment]
         elif value.known is not None and not value.is_extents and value.known.size <= 16:
             inner.bind(formal, value)
         else:

@@ -133,7 +133,6 @@ class Scope:
         graph: the graph.
         values: by name, those of graphs around included.
         abstract: their abstract values, for evaluation.
-        samples: their values for sample extents.
         statements: of the function that the nodes are written into.
         call: the call of a model's function around.
         rng: the text of the random key.
@@ -143,7 +142,6 @@ class Scope:
     graph: Graph
     values: dict[str, Value]
     abstract: dict[str, Any]
-    samples: dict[str, Any]
     statements: list[Statement]
     call: FunctionCall = field(default_factory=FunctionCall)
     rng: str = "rng"
@@ -151,13 +149,12 @@ class Scope:
 
     def inner(self, graph: Graph, **fields: Any) -> Scope:
         """The scope of a graph inside a node."""
-        copies: Any = {n: dict(getattr(self, n)) for n in ("values", "abstract", "samples")}
-        return replace(self, graph=graph, **copies, _equal={}, **fields)
+        values, abstract = dict(self.values), dict(self.abstract)
+        return replace(self, graph=graph, values=values, abstract=abstract, _equal={}, **fields)
 
     def bind(self, name: str, value: Value) -> None:
         """Give a name a value."""
         self.values[name], self.abstract[name] = value, abstract_of(value)
-        self.samples[name] = sample_of(value, self.emitter.sizes)
 
     def run(self) -> list[Value]:
         """Write all nodes; the values of the graph's outputs."""
@@ -177,10 +174,7 @@ class Scope:
             values = form(self, node)
         else:
             values = self._operator(node, context)
-        for name, value in zip(node.outputs, values, strict=False):
-            if name:
-                self.values[name] = value
-                self.samples[name] = sample_of(value, self.emitter.sizes)
+        self.values |= {n: v for n, v in zip(node.outputs, values, strict=False) if n}
         return [abstract_of(v) for v in values]
 
     # ------------------------------------------------------------------------------------------------- operators
@@ -236,7 +230,8 @@ class Scope:
             results = squeezed(call) or results
         if all(r is not UNKNOWN for r in results):
             return results, []
-        samples = sampled(tried, self.samples, context) or self._declared(node)
+        operands = {n: sample_of(self.values.get(n, Value()), self.emitter.sizes) for n in node.reads}
+        samples = sampled(tried, operands, context) or self._declared(node)
         return results + [UNKNOWN] * (len(samples) - len(results)), samples
 
     def _declared(self, node: Node) -> list[Any]:
@@ -250,17 +245,9 @@ class Scope:
         ]
 
     def define(
-        self,
-        node: Node,
-        text: str,
-        types: Sequence[Value],
-        blocks: Sequence[Block] = (),
-        *,
-        several: bool = False,
-        target: Callable[[Sequence[str]], str] | None = None,
-        wide: bool = False,
-        deciding: Sequence[str] = (),
-    ) -> list[Value]:
+        self, node: Node, text: str, types: Sequence[Value], blocks: Sequence[Block] = (), *, several: bool = False,
+        target: Callable[[Sequence[str]], str] = lambda _: "", wide: bool = False, deciding: Sequence[str] = (),
+    ) -> list[Value]:  # fmt: skip
         """The values of a node's outputs, defined by one statement.
 
         Args:
@@ -269,7 +256,7 @@ class Scope:
             types: of all its results.
             blocks: functions that it defines first.
             several: whether the expression is a tuple even if there is one result.
-            target: the left-hand side for the references of the outputs; a list of them where it is left out.
+            target: the left-hand side for the references of the outputs; a list of them where it is empty.
             wide: whether it needs 64-bit types though no result has one.
             deciding: inputs of the model that decide which of the blocks runs.
         """
@@ -278,23 +265,11 @@ class Scope:
         names = [*node.outputs, *[""] * (len(types) - len(node.outputs))]
         outputs = [self.emitter.reference(self.graph.key(n or f"{node.name} {i}")) for i, n in enumerate(names)]
         heavy = isinstance(node.target, Function) or bool(getattr(node.target, "heavy", False))
-        kind = "mask" if types and types[0].dtype == np.bool_ else "h"
-        wide = wide or any(map(is_wide, types))
-        written = target([mark(o) for o in outputs]) if target else ""
-        self.statements.append(
-            Statement(
-                tuple(outputs),
-                text,
-                tuple(blocks),
-                heavy,
-                node,
-                several or len(types) > 1,
-                written,
-                wide,
-                kind,
-                (str(node), *deciding) if blocks else (),
-            )
-        )
+        statement = Statement(tuple(outputs), text, tuple(blocks), heavy, node, several or len(types) > 1)
+        statement.target, statement.wide = target([*map(mark, outputs)]), wide or any(map(is_wide, types))
+        statement.hint = "mask" if types and types[0].dtype == np.bool_ else "h"
+        statement.inside = (str(node), *deciding) if blocks else ()
+        self.statements.append(statement)
         defined = [replace(v, text=mark(o), known=None) for v, o in zip(types, outputs, strict=False)]
         self._equal[text] = tuple(defined)
         return defined

@@ -92,12 +92,12 @@ Form = Callable[[NodeCall], str | None]
 """The expression of a node; None where this node has no plain form."""
 
 _NAMESAKES: Final = {
-    "jnp": ("Abs", "Ceil", "Cos", "Cosh", "Exp", "Floor", "IsNaN", "Log", "Round", "Sign", "Sin", "Sinh", "Sqrt"),
-    "nn": ("Elu", "Mish", "Relu", "Sigmoid", "Softplus"),
+    "jnp": "Abs Ceil Cos Cosh Exp Floor IsNaN Log Round Sign Sin Sinh Sqrt Tan Tanh",
+    "nn": "Elu Mish Relu Sigmoid Softplus",
 }
 """Operators of one operand that JAX has under the same name, by module."""
 UNARY: Final = {
-    **{name: f"{module}.{name.lower()}({{}})" for module, names in _NAMESAKES.items() for name in names},
+    **{name: f"{module}.{name.lower()}({{}})" for module, names in _NAMESAKES.items() for name in names.split()},
     "Acos": "jnp.arccos({})",
     "Asin": "jnp.arcsin({})",
     "Atan": "jnp.arctan({})",
@@ -108,8 +108,6 @@ UNARY: Final = {
     "Reciprocal": "1 / {}",
     "Softsign": "nn.soft_sign({})",
     "Swish": "nn.silu({})",
-    "Tan": "jnp.tan({})",
-    "Tanh": "jnp.tanh({})",
 }
 HALF_AS_ONE: Final = {"Sigmoid", "Softplus", "Softsign"}
 """Operators that compute half precision in float32, and round once."""
@@ -197,15 +195,13 @@ def gelu(call: NodeCall) -> str | None:
     return f"nn.gelu({call.text(0)}, approximate={call.attribute('approximate') == 'tanh'})"
 
 
-def softmax(name: str) -> Form:
-    def form(call: NodeCall) -> str | None:
-        axis, rank = call.attribute("axis", -1 if call.node.opset >= 13 else 1), call.value(0).rank
-        is_last = axis in (-1, (rank or 0) - 1)
-        if not call.is_float or rank == 0 or (call.node.opset < 13 and not is_last):
-            return None
-        return f"nn.{name}({call.text(0)}, axis={-1 if is_last else axis})"
-
-    return form
+def softmax(call: NodeCall) -> str | None:
+    axis, rank = call.attribute("axis", -1 if call.node.opset >= 13 else 1), call.value(0).rank
+    is_last = axis in (-1, (rank or 0) - 1)
+    if not call.is_float or rank == 0 or (call.node.opset < 13 and not is_last):
+        return None
+    name = {"LogSoftmax": "log_softmax", "Softmax": "softmax"}[call.node.op_type]
+    return f"nn.{name}({call.text(0)}, axis={-1 if is_last else axis})"
 
 
 def cast(call: NodeCall) -> str | None:
@@ -276,23 +272,19 @@ ARITHMETIC: Final[dict[str, Form]] = {
     **dict.fromkeys(UNARY, unary),
     **dict.fromkeys(BINARY, binary),
     **dict.fromkeys(REDUCTIONS, reduction),
-    "ArgMax": arg_extremum,
-    "ArgMin": arg_extremum,
-    "Cast": cast,
-    "CastLike": cast,
+    **dict.fromkeys(("ArgMax", "ArgMin"), arg_extremum),
+    **dict.fromkeys(("Cast", "CastLike"), cast),
+    **dict.fromkeys(("LogSoftmax", "Softmax"), softmax),
+    **dict.fromkeys(("Max", "Min"), extremum),
     "CumSum": cum_sum,
     "Einsum": einsum,
     "Gelu": gelu,
     "Gemm": gemm,
     "LeakyRelu": leaky_relu,
-    "LogSoftmax": softmax("log_softmax"),
     "MatMul": matmul,
-    "Max": extremum,
-    "Min": extremum,
     "PRelu": p_relu,
     "Pow": power,
     "Selu": selu,
-    "Softmax": softmax("softmax"),
     "Sum": sum_,
     "Where": where,
 }

@@ -7,6 +7,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
@@ -99,29 +100,28 @@ class Head:
         members: dict[str, list[str]] = {"onnx2jax.compat": ["in_64_bits"]} if self.wide else {}
         if "with inside(" in text:
             members["onnx2jax.errors"] = ["inside"]
-        for name in self.used & self.imports.operators.keys():
-            module, function, _ = self.imports.operators[name]
-            members.setdefault(module, []).append(f"{function} as {name}" if name != function else function)
-        if self.used & self.imports.resolved.keys():
+        for (module, function), name in self.imports.members.items():
+            if name in self.used:
+                members.setdefault(module, []).append(f"{function} as {name}" if name != function else function)
+        if not self.used.isdisjoint(self.imports.registered.values()):
             members["onnx2jax.ops.registry"] = ["resolve"]
         for module, names in sorted(members.items()):
             yield from _imported(module, names)
 
     def _registered(self) -> tuple[list[str], list[str]]:
         """Lines that look operators up, and comments that say why operators are called."""
-        whys = {n: self.imports.operators[n][2] for n in self.used & self.imports.operators.keys()}
         lines: list[str] = []
-        for name in sorted(self.used & self.imports.resolved.keys()):
-            (domain, operator, since), whys[name] = self.imports.resolved[name]
-            lines += layout(f"{name} = resolve({string(domain)}, {string(operator)}, {since}).function", 0)
+        for (domain, operator, since), name in sorted(self.imports.registered.items(), key=itemgetter(1)):
+            if name in self.used:
+                lines += layout(f"{name} = resolve({string(domain)}, {string(operator)}, {since}).function", 0)
         comments = ["# Operators that are no single expression of jax.numpy or jax.nn, and what is beyond it:"]
         names: dict[str, list[str]] = {}
-        for name, why in sorted(whys.items()):
-            names.setdefault(why, []).append(name)
+        for name in sorted(self.used):
+            names.setdefault(self.imports.whys[name], []).append(name)
         for why, several in sorted(names.items(), key=lambda item: (item[0] == DEFAULT_WHY, item[1])):
             text = f"{', '.join(several)}: {why}"
             comments += textwrap.wrap(text, 118, initial_indent="#   ", subsequent_indent="#     ")
-        return lines, comments if whys else []
+        return lines, comments if names else []
 
     def _loaded(self) -> list[str]:
         """Lines that read constants and attributes."""

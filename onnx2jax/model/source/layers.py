@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile, zip_longest
 from typing import Any, Final
 
@@ -117,7 +117,7 @@ def _loop(run: Layers, nodes: Mapping[Node, Statement], tables: dict[str, tuple[
         return MARK.sub(lambda m: names.get(m.group(1), m.group(0)), statement.text)
 
     formals = ", ".join([*first, *map(mark, [*before, *columns]), *last])
-    body = [Statement(s.outputs, text(s), (), s.heavy, s.node, s.several, s.target, s.wide, s.hint) for s in template]
+    body = [replace(s, text=text(s)) for s in template]
     block = Block(FUNCTION + f"layer {run.nodes[0].name}", _hint(template, names), formals, body)
     block.result = ", ".join(map(mark, [*after, *run.rows]))
     block.docstring = f"One of {run.count} layers."

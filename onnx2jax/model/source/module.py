@@ -174,7 +174,7 @@ class _ModuleWriter:
         results: list[Value] = []
 
         def run() -> None:
-            scope = Scope(self.emitter, self.graph, {}, {}, {}, block.statements)
+            scope = Scope(self.emitter, self.graph, {}, {}, block.statements)
             for reference, info, shape in zip(self.wanted, self.inputs, self._shapes(), strict=True):
                 self.values.append(Value(mark(reference), shape=shape, dtype=_dtype(info)))
                 scope.bind(info.name, self.values[-1])
@@ -232,7 +232,7 @@ class _ModuleWriter:
         for function in [*functions, block]:
             nest(function, self.wanted, self.extents, is_model=function is block)
         everything = "\n".join(texts([*functions, block]))
-        used = {n for n in imports.names if re.search(rf"\b{n}\(", everything)}
+        used = {n for n in imports.whys if re.search(rf"\b{n}\(", everything)}
         wide = any(map(has_wide, [*functions, block])) or any(map(is_wide, self.values))
         head = Head(
             title(self.graph.name),

@@ -6,6 +6,7 @@ import keyword
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import chain, count
 from typing import Final
 
 from ...ops.registry import supported
@@ -98,11 +99,9 @@ class Identifiers:
     def bind(self, reference: str, wanted: str, other: str = "h") -> str:
         """Give a reference an identifier: the wanted one, or one like it; another word if that is taken for good."""
         wanted = other if wanted in self.reserved else wanted
-        name, n = wanted, 2
-        while name in self._live or name in self.reserved:
-            name, n = f"{wanted}{n}" if wanted == "h" else f"{wanted}_{n}", n + 1
-        self._live[name] = reference
-        self.of[reference] = name
+        numbered = (f"{wanted}{n}" if wanted == "h" else f"{wanted}_{n}" for n in count(2))
+        name = next(n for n in chain([wanted], numbered) if n not in self._live and n not in self.reserved)
+        self.take(reference, name)
         return name
 
     def take(self, reference: str, name: str) -> None:

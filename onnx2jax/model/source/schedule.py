@@ -73,14 +73,13 @@ def scheduled(
 
     for statement in statements:
         reads = {r for r in statement.reads() if not r.startswith((PARAM, CONSTANT, FUNCTION))}
-        alone = len(statement.outputs) == 1 and not statement.blocks and readers[statement.outputs[0]] == 1
-        if reads <= fixed and PARAM in statement.text + "".join(reads and [PARAM]):
+        if reads <= fixed and (reads or PARAM in statement.text):
             fixed |= set(statement.outputs)
-            if alone:
+            if len(statement.outputs) == 1 and not statement.blocks and readers[statement.outputs[0]] == 1:
                 waiting[statement.outputs[0]] = statement
                 continue
         for block in statement.blocks:  # what a function inside reads is placed before it
-            for reference in [r for r in block.reads() if r in waiting]:
+            for reference in block.reads() & waiting.keys():
                 place(waiting.pop(reference))
         place(statement)
     while waiting:

@@ -193,16 +193,14 @@ def trilu(call: NodeCall) -> str | None:
 
 
 MOVES: Final[dict[str, Form]] = {
+    **dict.fromkeys(("Flatten", "Reshape"), reshape),
+    **dict.fromkeys(("GlobalAveragePool", "GlobalMaxPool"), global_pool),
     "Concat": concat,
     "ConstantOfShape": constant_of_shape,
     "Expand": expand,
-    "Flatten": reshape,
     "Gather": gather,
-    "GlobalAveragePool": global_pool,
-    "GlobalMaxPool": global_pool,
     "Pad": pad,
     "Range": range_,
-    "Reshape": reshape,
     "Slice": slice_,
     "Split": split,
     "Squeeze": squeeze,

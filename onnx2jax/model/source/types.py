@@ -38,8 +38,10 @@ def broadcast(node: Node, operands: Mapping[str, Any], context: Context) -> list
     return symbolic_results(node, arrays, context, is_exact)
 
 
-def sample_of(value: Value, sizes: Mapping[str, int]) -> Any:
-    """A value for evaluation with sample extents."""
+def sample_of(value: Value | None, sizes: Mapping[str, int]) -> Any:
+    """A value for evaluation with sample extents; None where it is left out."""
+    if value is None:
+        return None
     if value.known is not None:
         if not value.is_extents:
             return value.known
@@ -74,16 +76,16 @@ def unchanged(call: NodeCall) -> Value | None:
         return None
     result = call.results[0]
     same_type = first.dtype is not None and first.dtype == result.dtype
-    same = same_type and first.shape is not None and result.shape is not None and first.shape == result.shape
+    same = same_type and first.shape is not None and first.shape == result.shape
     match node.op_type:
         case "Identity":
             return first
         case "Dropout":
             training = call.scalar(2) if call.has(2) else np.False_
             return first if node.opset >= 7 and training is not None and not training else None
-        case "Reshape" | "Flatten" | "Squeeze" | "Unsqueeze" | "Expand" | "Cast" | "CastLike":
-            if node.op_type.startswith("Cast") and same_type:
-                return first
+        case "Cast" | "CastLike":
+            return first if same_type else None
+        case "Reshape" | "Flatten" | "Squeeze" | "Unsqueeze" | "Expand":
             return first if same else None
         case "Mul" | "Div":
             return _times_one(call)
@@ -131,9 +133,8 @@ def _longest(dimension: Any, axis: int, shapes: Sequence[Any]) -> Any:
     return dimension
 
 
-def sampled(node: Node, samples: Mapping[str, Any], context: Context) -> list[Any]:
-    """The results of a node for sample extents; none where it rejects them."""
-    operands = {n: samples.get(n, UNKNOWN) for n in node.reads}
+def sampled(node: Node, operands: dict[str, Any], context: Context) -> list[Any]:
+    """The results of a node for operands of sample extents; none where it rejects them."""
     if any(v is UNKNOWN for v in operands.values()):
         return []
     with warnings.catch_warnings():
