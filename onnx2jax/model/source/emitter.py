@@ -53,7 +53,7 @@ class Emitter:
 
     Attributes:
         params: the types of parameters by key.
-        value: the current value of an initializer, by key and as the file has it.
+        changes: current values of initializers by key, where they are not those of the file.
         control: forms of operators with graphs inside, and of the model's functions (FUNCTION).
         imports: operators that are called.
         constants: constants that are too large for the text, by name.
@@ -64,9 +64,9 @@ class Emitter:
     """
 
     def __init__(
-        self, params: Mapping[str, Any], value: Callable[[str, Any], Any], control: Mapping[str, Callable[..., Any]]
+        self, params: Mapping[str, Any], changes: Mapping[str, Any], control: Mapping[str, Callable[..., Any]]
     ) -> None:
-        self.params, self.value, self.control = params, value, control
+        self.params, self.changes, self.control = params, changes, control
         self.imports = Imports()
         self.constants: dict[str, np.ndarray] = {}
         self.attributes: dict[str, dict[str, Any]] = {}
@@ -116,12 +116,12 @@ class Emitter:
         """The text of a value of one element as a scalar."""
         return f"{self.array(value)}.reshape(())" if value.rank != 0 else self.array(value)
 
-    def initializer(self, graph: Graph, name: str, array: Any) -> Value:
+    def initializer(self, graph: Graph, name: str) -> Value:
         """An initializer: a parameter, or a constant."""
         key = graph.key(name)
         if (kind := self.params.get(key)) is not None:
             return Value(mark(PARAM + key), shape=tuple(kind.shape), dtype=kind.dtype)
-        return constant(np.asarray(load(self.value(key, array))), key)
+        return constant(np.asarray(load(self.changes.get(key, graph.initializers[name]))), key)
 
 
 @dataclass
@@ -158,9 +158,9 @@ class Scope:
 
     def run(self) -> list[Value]:
         """Write all nodes; the values of the graph's outputs."""
-        for name, value in self.graph.initializers.items():
+        for name in self.graph.initializers:
             if name not in self.values or name not in {v.name for v in self.graph.inputs}:
-                self.bind(name, self.emitter.initializer(self.graph, name, value))
+                self.bind(name, self.emitter.initializer(self.graph, name))
         context = Context({}, jax.random.key(0), call=self.call)
         run_nodes(self.graph.nodes, self.abstract, context, self._node)
         return [self.values[v.name] for v in self.graph.outputs]

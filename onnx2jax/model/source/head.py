@@ -57,8 +57,8 @@ class Head:
     wide: bool
     deviations: Sequence[str]
 
-    def lines(self, text: str, *, once: bool) -> list[str]:
-        """The lines above a text, which may call ``once``."""
+    def lines(self, text: str) -> list[str]:
+        """The lines above a text."""
         load, loaded, outputs = self._load(), self._loaded(), self._outputs()
         used = set(re.findall(r"(?<![\w.])(functools|json|np|lax|nn)\.", "\n".join([*load, *loaded, text])))
         registered, whys = self._registered()
@@ -76,8 +76,8 @@ class Head:
         lines = self._docstring()
         for group in filter(None, groups):
             lines += ["", *group]
-        for group in filter(None, (outputs, [*ONCE] if once else [], load)):
-            lines += ["", "", *group]
+        for part in filter(None, (outputs, ONCE if "once=once" in text else (), load)):
+            lines += ["", "", *part]
         return lines
 
     def _docstring(self) -> list[str]:

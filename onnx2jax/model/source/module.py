@@ -146,7 +146,7 @@ class _ModuleWriter:
         if spec.settings.loop_cond != "onnx" and (ignored := list(loops.ignored_conditions(spec.graph))):
             raise UnsupportedError(f"{ignored[0]} ends by the condition of its body: source has ONNX's meaning alone")
         self.spec, self.graph = spec, spec.called
-        self.emitter = Emitter(spec.types, lambda key, array: spec.changes.get(key, array), FORMS)
+        self.emitter = Emitter(spec.types, spec.changes, FORMS)
         self.inputs = [*spec.inputs, *spec.optional.values()]
         for value in self.inputs:
             if not isinstance(value.type, TensorType) or value.type.dtype.hasobject:
@@ -199,20 +199,19 @@ class _ModuleWriter:
         scope, symbols = export.SymbolicScope(), dict[Any, Any]()
         shapes: list[tuple[Any, ...] | None] = []
         wanted = []
-        for i, value in enumerate(self.inputs):
-            if value.shape is None:
-                shapes.append(None)
-                continue
-            shape = []
-            for axis, declared in enumerate(value.shape):
-                key = declared or (value.name, axis)
-                if not isinstance(declared, int) and key not in symbols:
-                    (symbols[key],) = export.symbolic_shape(f"d{len(symbols)}", scope=scope)
-                    self.places[f"{EXTENT}d{len(symbols) - 1}"] = (i, axis)
-                    self.emitter.sizes[f"d{len(symbols) - 1}"] = SAMPLE * (len(symbols) + 1)
-                    wanted.append(dimension(declared, axis, len(value.shape)))
-                shape.append(declared if isinstance(declared, int) else symbols[key])
-            shapes.append(tuple(shape))
+        for i, info in enumerate(self.inputs):
+            shape: list[Any] = list(info.shape or ())
+            for axis, declared in enumerate(shape):
+                if isinstance(declared, int):
+                    continue
+                key = declared or (info.name, axis)
+                if key not in symbols:
+                    name = f"d{len(symbols)}"
+                    (symbols[key],) = export.symbolic_shape(name, scope=scope)
+                    self.places[EXTENT + name], self.emitter.sizes[name] = (i, axis), SAMPLE * (len(symbols) + 1)
+                    wanted.append(dimension(declared, axis, len(shape)))
+                shape[axis] = symbols[key]
+            shapes.append(None if info.shape is None else tuple(shape))
         wanted = [f"{w}_size" if w in self.arguments else w for w in wanted]
         self.extents = dict(zip(self.places, distinct(wanted), strict=True))
         return shapes
@@ -254,7 +253,7 @@ class _ModuleWriter:
             lines += ["", "", *tidy([*renderer.function(function)])]
         lines += ["", "", *(["@in_64_bits"] if head.wide else []), *self._model(block, renderer, results)]
         lines += ["", "", *table(tables)] if tables else []
-        above = head.lines("\n".join(lines), once="once=once" in everything)
+        above = head.lines("\n".join(lines))
         return SourceModule("\n".join([*above, *lines]) + "\n", head.constants, head.attributes, self.deviations)
 
     def _fields(self, results: Sequence[Value]) -> dict[str, str]:
@@ -272,14 +271,12 @@ class _ModuleWriter:
         opening = [f"    {line}".rstrip() for line in self._docstring(results)]
         unpacked, read = self._unpacked(block)
         for i, (argument, value) in enumerate(pairs):
-            if f"input {i}" not in read:
-                continue
             text = f"jnp.asarray({argument}, {_jnp(_dtype(value))})"
             if value.name in defaults:
-                known = self.emitter.initializer(self.graph, value.name, self.graph.initializers[value.name])
-                default = renderer.text(known.text or self.emitter.array(known))
-                text = f"{default} if {argument} is None else {text}"
-            opening += layout(f"{argument} = {text}", 4)
+                default = self.emitter.array(self.emitter.initializer(self.graph, value.name))
+                text = f"{renderer.text(default)} if {argument} is None else {text}"
+            if f"input {i}" in read:
+                opening += layout(f"{argument} = {text}", 4)
         opening += unpacked
         names = {f"input {i}": argument for i, argument in enumerate(self.arguments)} | self.extents
         block.formals = "".join(map(mark, names))
