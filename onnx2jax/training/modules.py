@@ -12,7 +12,7 @@ import numpy as np
 from .. import compat
 from ..errors import InputTypeError, TrainingFormError, known_keywords
 from ..model.model import Model
-from .finetune_arguments import select_trainable
+from .weights import select_trainable
 
 
 @known_keywords

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from fnmatch import fnmatchcase
 from typing import Any, Final
 
 import jax.numpy as jnp
 import numpy as np
 
+from ..errors import InputNameError, InputTypeError, TrainingFormError, names_list, nearest
 from ..eval.values import to_host
 from ..ir.graph import Function, Graph, Node
 from ..ops import qonnx
@@ -166,3 +168,71 @@ def _rotations(params: Mapping[str, Any]) -> set[str]:
 
 def _is_circle(cosines: np.ndarray, sines: np.ndarray) -> bool:
     return bool(np.allclose(cosines**2 + sines**2, 1, atol=2e-2))
+
+
+def select_trainable(
+    graph: Graph, params: Mapping[str, Any], trainable: Any, adapters: Collection[str] = ()
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The names of the parameters to train, in the model's order, and for each other parameter why it is not trained.
+
+    The parameters of ``adapters`` are always trained; without ``trainable``, no others are.
+
+    Raises:
+        InputNameError: a pattern matches no parameter.
+        InputTypeError: a pattern matches only parameters that are not floating-point weights.
+        TrainingFormError: nothing is selected.
+    """
+    reasons = reasons_untrained(graph, params)
+    floating = [n for n, v in params.items() if jnp.issubdtype(v.dtype, jnp.floating) and v.dtype.itemsize > 1]
+    usual = [n for n in floating if reasons.get(n) not in (STATISTIC, SCALAR)]
+    if trainable is None:
+        names = set() if adapters else params.keys() - reasons
+    elif callable(trainable):
+        names = {n for n in usual if trainable(n, load(params[n]))}
+    else:
+        names = set()
+        for pattern in names_list(trainable):
+            matches = {pattern} if pattern in floating else {n for n in usual if fnmatchcase(n, pattern)}
+            names |= matches or _no_match(params, pattern)
+    names |= set(adapters)
+    if not names and not params:
+        raise TrainingFormError(f"nothing to train: the model has no parameters{_in_attributes(graph)}")
+    if not names:
+        dtypes = sorted({str(v.dtype) for v in params.values()})
+        raise TrainingFormError(
+            f"nothing to train: {len(usual)} of the model's {len(params)} parameters ({', '.join(dtypes)}) "
+            f"have a floating dtype, and trainable={trainable!r} selects none of them; parameters that are not weights "
+            f"of layers must be named: {dict(list(reasons.items())[:3])}"
+        )
+    trained = tuple(n for n in params if n in names)
+    frozen = "frozen: adapters are trained" if adapters else "not selected by trainable="
+    return trained, {n: reasons.get(n, frozen) for n in params if n not in names}
+
+
+def _in_attributes(graph: Graph) -> str:
+    """The nodes that keep their numbers as attributes, as the end of a message; empty if there are none."""
+    nodes = [node for g in graph.walk() for node in g.nodes if any(map(_is_numbers, node.attributes.values()))]
+    if not nodes:
+        return ""
+    return (
+        f". Its numbers are attributes of {', '.join(map(str, nodes[:3]))}, which training does not change: fit it in "
+        "the library that made the file"
+    )
+
+
+def _is_numbers(value: Any) -> bool:
+    """Whether an attribute is several floating-point numbers."""
+    several = value.tolist() if isinstance(value, np.ndarray) else value
+    return isinstance(several, tuple | list) and len(several) > 1 and all(isinstance(v, float) for v in several)
+
+
+def _no_match(params: Mapping[str, Any], pattern: str) -> set[str]:
+    other = [n for n in params if n == pattern or fnmatchcase(n, pattern)]
+    if other:
+        raise InputTypeError(
+            f"trainable has {pattern!r}, which matches no floating-point weights, only "
+            f"{', '.join(f'{n} ({params[n].dtype}{list(params[n].shape)})' for n in other[:3])}. Quantised "
+            "weights cannot be trained; a running statistic or a scalar of rank 0 must be named in full"
+        )
+    near = nearest(pattern, params)
+    raise InputNameError(f"trainable has {pattern!r}, which no parameter matches; similar names are {near}")
