@@ -16,28 +16,31 @@ HEAD: Final = 512
 """Bytes at the beginning of a file that tell its format."""
 DECODERS: Final = ("model.onnx", "decoder_with_past_model.onnx", "decoder_model_merged.onnx")
 """Exporters' names of a decoder's step file in a folder; the first that is found is used."""
-_COMPRESSED: Final = {
-    b"\x1f\x8b": ("gzip", "gzip"),
-    b"BZh": ("bzip2", "bz2"),
-    b"\xfd7zXZ\0": ("xz", "lzma"),
-}
-"""First bytes -> the format, and Python's module for it."""
+_COMPRESSED: Final = "compressed by {}; decompress it, or pass {}.open(path).read()"
+"""By the format, and Python's module for it."""
 _TORCH: Final = "load it in PyTorch, and export it: torch.onnx.export(model, inputs, 'model.onnx')"
+_PICKLE: Final = f"a pickle, as torch.save and scikit-learn write; {_TORCH}, or skl2onnx.to_onnx(model, inputs)"
 _KERAS: Final = "load it in Keras, and export it: model.export('model.onnx', format='onnx')"
 _TENSORFLOW: Final = "python -m tf2onnx.convert --{} {} --output model.onnx"
 _TRANSFORMERS: Final = "optimum-cli export onnx --model {} folder"
 _MAGIC: Final = (
-    (0, b"version https://git-lfs", "a Git LFS pointer; fetch the real file with 'git lfs pull'"),
-    (0, b"\x28\xb5\x2f\xfd", "compressed by zstd; decompress it first: zstd -d"),
-    (257, b"ustar", "a tar archive; unpack it, and pass the .onnx file inside"),
-    (0, b"7z\xbc\xaf", "a 7z archive; unpack it, and pass the .onnx file inside"),
-    (0, b"\x93NUMPY", "a NumPy array (.npy)"),
-    (4, b"ORTM", "in onnxruntime's own format; convert the .onnx file it was made from"),
-    (0, b"GGUF", "a GGUF file of llama.cpp; export the original checkpoint: " + _TRANSFORMERS.format("NAME")),
-    (4, b"TFL3", "a TensorFlow Lite model; convert it first: " + _TENSORFLOW.format("tflite", "FILE")),
-    (0, b"\x89HDF\r\n\x1a\n", "an HDF5 file, as Keras writes; " + _KERAS),
+    (rb"\x1f\x8b", _COMPRESSED.format("gzip", "gzip")),
+    (rb"BZh", _COMPRESSED.format("bzip2", "bz2")),
+    (rb"\xfd7zXZ\0", _COMPRESSED.format("xz", "lzma")),
+    (rb"version https://git-lfs", "a Git LFS pointer; fetch the real file with 'git lfs pull'"),
+    (rb"\x28\xb5\x2f\xfd", "compressed by zstd; decompress it first: zstd -d"),
+    (rb".{257}ustar", "a tar archive; unpack it, and pass the .onnx file inside"),
+    (rb"7z\xbc\xaf", "a 7z archive; unpack it, and pass the .onnx file inside"),
+    (rb"\x93NUMPY", "a NumPy array (.npy)"),
+    (rb".{4}ORTM", "in onnxruntime's own format; convert the .onnx file it was made from"),
+    (rb"GGUF", "a GGUF file of llama.cpp; export the original checkpoint: " + _TRANSFORMERS.format("NAME")),
+    (rb".{4}TFL3", "a TensorFlow Lite model; convert it first: " + _TENSORFLOW.format("tflite", "FILE")),
+    (rb"\x89HDF\r\n\x1a\n", "an HDF5 file, as Keras writes; " + _KERAS),
+    (rb"\x80[\x02-\x05]", _PICKLE),
+    (rb"(?i)\s*<(!doctype|html)", "an HTML page, perhaps of a failed download"),
+    (rb"\s*(<\?xml.*?>\s*)?<net\b", "a model of OpenVINO, which has no way back to ONNX; export the original model"),
 )
-"""Offset, bytes there, and what the file is."""
+"""A pattern of the first bytes, and what the file is."""
 _CORE_ML: Final = "a Core ML model, which has no way back to ONNX; export the original model"
 _TENSORRT: Final = "a TensorRT engine, for one kind of GPU alone; convert the .onnx file it was made from"
 _SUFFIXES: Final = {
@@ -60,22 +63,13 @@ def foreign(data: bytes, label: str = "") -> str:
         return "it is empty"
     if b"ONNXOPSET" in head[:64]:
         return "it is an operator set document"
-    for magic, (name, module) in _COMPRESSED.items():
-        if head.startswith(magic):
-            return f"it is compressed by {name}; decompress it, or pass {module}.open(path).read()"
-    for offset, magic, what in _MAGIC:
-        if head[offset:].startswith(magic):
-            return f"it is {what}"
     if head.startswith(b"PK\x03\x04"):
         return f"it is {_archive(data)}"
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < max(len(data), 1 << 27):
         return f"it is a safetensors file, {_WEIGHTS}{_TRANSFORMERS.format('NAME')}"
-    if re.match(rb"\x80[\x02-\x05]", head):
-        return f"it is a pickle, as torch.save and scikit-learn write; {_TORCH}, or skl2onnx.to_onnx(model, inputs)"
-    if head.lstrip()[:9].lower().startswith((b"<!doctype", b"<html")):
-        return "it is an HTML page, perhaps of a failed download"
-    if re.match(rb"\s*(<\?xml.*?>\s*)?<net\b", head, re.DOTALL):
-        return "it is a model of OpenVINO, which has no way back to ONNX; export the original model"
+    for pattern, what in _MAGIC:
+        if re.match(pattern, head, re.DOTALL):
+            return f"it is {what}"
     if text := _beginning(head):
         return f"it is text, not protobuf: {text!r}; is it the answer of a failed download?"
     suffix = Path(label.rstrip("'")).suffix.lower()  # a label is: file 'path'
