@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from ..errors import with_rules
 from ..ir.derivatives import between, has_references, named_values
 from ..ir.graph import Graph, Node
-from ..ops.arrays import is_known
+from .values import marked_constants, with_constants
 
 Rerun = Callable[[Node, Any], Sequence[Any]]
 """Evaluates a node again in a scope, and returns its outputs."""
@@ -81,17 +81,15 @@ class Tape:
     def record(self, node: Node, scope: MutableMapping[str, Any], run: Rerun) -> Sequence[Any]:
         """The node's outputs; remembers how to differentiate them."""
         moving = {n: scope[n] for n in node.reads if n in self._moving and _is_floating(scope[n])}
-        known: dict[int, Any] = {}
 
         def forward(moving: dict[str, Any]) -> tuple[dict[int, Any], dict[int, Any]]:
-            results = dict(enumerate(run(node, ChainMap(moving, scope))))
-            known.update((i, r) for i, r in results.items() if is_known(r))
-            floating = {i: r for i, r in results.items() if i not in known and _is_floating(r)}
-            return floating, {i: r for i, r in results.items() if i not in known and i not in floating}
+            results = dict(enumerate(marked_constants(run(node, ChainMap(moving, scope)))))
+            floating = {i: r for i, r in results.items() if _is_floating(r)}
+            return floating, {i: r for i, r in results.items() if i not in floating}
 
         floating, pullback, others = jax.vjp(forward, moving, has_aux=True)
         self._pullbacks[node] = floating, pullback
-        return [value for _, value in sorted({**known, **floating, **others}.items())]
+        return with_constants([value for _, value in sorted({**floating, **others}.items())])
 
     def pull(self, node: Node, target: str, value: Any) -> Mapping[str, Any]:
         """The derivatives of ``target`` by every value between it and the independent ones of the node."""

@@ -37,7 +37,9 @@ from .node_errors import NoKey, dropped, forward_only, node_error, operands, war
 from .settings import Settings as Settings
 from .sibling_fusion import fused, once_of
 from .static_operands import static_operands
-from .values import to_host
+from .values import ConstantOutput as ConstantOutput
+from .values import marked_constants, to_host
+from .values import with_constants as with_constants
 
 Scope = MutableMapping[str, Any]
 
@@ -368,25 +370,11 @@ def _call_function(node: Node, values: list[Any], scope: Scope, context: Context
     if key not in call.traced:
 
         def body(traced: dict[str, Any], rng: Any) -> list[Any]:
-            results = evaluate(function.body, {**known, **traced}, replace(context, rng=rng))
-            return [ConstantOutput(r) if is_known(r) else r for r in results]
+            return marked_constants(evaluate(function.body, {**known, **traced}, replace(context, rng=rng)))
 
         body.__name__ = function.name
         call.traced[key] = jax.jit(body)
     return with_constants(call.traced[key](traced, context.rng))
-
-
-@jax.tree_util.register_static
-@dataclass(frozen=True, eq=False)
-class ConstantOutput:
-    """A known value among the results of a jit: it passes beside the program and stays known."""
-
-    value: Any
-
-
-def with_constants(results: Sequence[Any]) -> tuple[Any, ...]:
-    """The results of a jit with those that passed beside it."""
-    return tuple(r.value if isinstance(r, ConstantOutput) else r for r in results)
 
 
 def _signature(value: Any) -> Any:

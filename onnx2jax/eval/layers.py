@@ -24,6 +24,7 @@ from ..ops.arrays import is_known
 from ..ops.iteration import equal, results, scan
 from ..ops.registry import Operator
 from ..proto.types import ValueInfo
+from .values import marked_constants, with_constants
 
 How = bool | Literal["calls", "remat"] | None
 """Whether repeated layers are loops; with "remat", gradients recompute the values inside of each layer. With "calls"
@@ -128,16 +129,18 @@ def _scanned(
         values = [*state, *_with_fixed(varying, columns, same)]
         operands = {i: v for i, v in enumerate(values) if not is_known(v)}
 
-        def layer(operands: dict[int, Any]) -> dict[int, Any]:
-            return _traced(body(*(operands.get(i, v) for i, v in enumerate(values))), known)
+        def layer(operands: dict[int, Any]) -> list[Any]:
+            return marked_constants(results(body(*(operands.get(i, v) for i, v in enumerate(values)))))
 
-        traced = jax.checkpoint(layer, prevent_cse=False)(operands) if remat else layer(operands)
-        new = [known[i] if i in known else traced[i] for i in range(len(state))]
-        return np.True_, new, [v for i, v in traced.items() if i >= len(state)]
+        function = jax.checkpoint(layer, prevent_cse=False) if remat else layer
+        outputs = with_constants(function(operands))
+        new, outs = list(outputs[: len(state)]), dict(enumerate(outputs[len(state) :]))
+        known.clear()
+        known.update((i, v) for i, v in outs.items() if is_known(v))
+        return np.True_, new, [v for i, v in outs.items() if i not in known]
 
     last, outs = scan(step, list(state), stacked, count)
-    several = iter(outs)
-    rows = range(len(state), len(body.outputs))
+    several, rows = iter(outs), range(len(body.outputs) - len(state))
     return last, [[known[i]] * count if i in known else _unstacked(next(several), count) for i in rows]
 
 
@@ -146,37 +149,18 @@ def _called(
 ) -> tuple[list[Any], list[Sequence[Any]]]:
     """As ``_scanned``, by a call of a jitted function for each layer, traced once for operands of equal types."""
     same = list(map(_is_fixed, columns))
-    functions: dict[Any, tuple[Any, dict[int, Any]]] = {}
 
-    def function() -> tuple[Any, dict[int, Any]]:
-        """A layer as a jitted function of its state and values, and its results that are known once it is traced."""
-        known: dict[int, Any] = {}
+    def layer(state: Sequence[Any], varying: Sequence[Any]) -> list[Any]:
+        return marked_constants(results(body(*state, *_with_fixed(varying, columns, same))))
 
-        def layer(state: Sequence[Any], varying: Sequence[Any]) -> dict[int, Any]:
-            return _traced(body(*state, *_with_fixed(varying, columns, same)), known)
-
-        layer.__name__ = LAYER
-        return jax.jit(layer), known
-
-    rows: list[list[Any]] = [[] for _ in range(len(body.outputs) - len(state))]
+    layer.__name__ = LAYER
+    jitted, rows = jax.jit(layer), []
     for k in range(count):
-        operands = list(state), [column[k] for column, fixed in zip(columns, same, strict=True) if not fixed]
-        leaves, structure = jax.tree.flatten(operands)
-        key = structure, *map(jax.typeof, leaves)
-        jitted, known = functions[key] if key in functions else functions.setdefault(key, function())
-        outputs = jitted(*operands) | known
-        state = [outputs[i] for i in range(len(state))]
-        for i, row in enumerate(rows, len(state)):
-            row.append(outputs[i])
-    return list(state), list(rows)
-
-
-def _traced(returned: Any, known: dict[int, Any]) -> dict[int, Any]:
-    """A layer's traced results by position; those that are known replace the content of ``known``."""
-    outputs = dict(enumerate(results(returned)))
-    known.clear()
-    known.update((i, v) for i, v in outputs.items() if is_known(v))
-    return {i: v for i, v in outputs.items() if i not in known}
+        varying = [column[k] for column, fixed in zip(columns, same, strict=True) if not fixed]
+        outputs = with_constants(jitted(list(state), varying))
+        state, row = outputs[: len(state)], outputs[len(state) :]
+        rows.append(row)
+    return list(state), list(zip(*rows, strict=True))
 
 
 def _is_fixed(column: Sequence[Any]) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import compat
-from ..ops.arrays import is_string
+from ..ops.arrays import is_known, is_string
 from ..ops.cast import materialize_dims
 from ..proto.dtypes import HOST_ONLY
 from ..proto.types import TensorType, ValueType
@@ -26,6 +27,24 @@ _ON_HOST = frozenset((np.ndarray, dict, type(None)))
 def widened(value: Any, dtype: np.dtype) -> Any:
     """A JAX array in the declared 64-bit type, which its owner could not create in 32-bit mode. Exact."""
     return value.astype(dtype) if (value.dtype, dtype) in _WIDENINGS else value
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True, eq=False)
+class ConstantOutput:
+    """A known value among the results of a jit: it passes beside the program and stays known."""
+
+    value: Any
+
+
+def marked_constants(results: Iterable[Any]) -> list[Any]:
+    """The results of a function that is jitted, the known ones as ``ConstantOutput``."""
+    return [ConstantOutput(r) if is_known(r) else r for r in results]
+
+
+def with_constants(results: Sequence[Any]) -> tuple[Any, ...]:
+    """The results of a jit with those that passed beside it."""
+    return tuple(r.value if isinstance(r, ConstantOutput) else r for r in results)
 
 
 def is_jax(value: Any) -> bool:
