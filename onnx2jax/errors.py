@@ -83,8 +83,8 @@ def did_you_mean(names: str | Iterable[str], valid: Iterable[str], cutoff: float
     >>> did_you_mean(["qqq"], ["image", "mask"])
     ''
     """
-    by_lower = {name.lower(): name for name in valid}
-    matches = [difflib.get_close_matches(name.lower(), by_lower, 1, cutoff) for name in names_list(names)]
+    names, by_lower = names_list(names), {name.lower(): name for name in valid}
+    matches = [difflib.get_close_matches(name.lower(), by_lower, 1, cutoff) for name in names]
     closest = dict.fromkeys(by_lower[match] for match in chain(*matches))
     return f"; did you mean {', '.join(map(repr, closest))}?" if closest else ""
 

@@ -31,7 +31,6 @@ __all__ = [
 PROVIDER: Final = "JaxExecutionProvider"
 
 _LOGGING: Final = ("log_severity_level", "log_verbosity_level", "logid")
-_PROFILING: Final = ("enable_profiling", "profile_file_prefix")
 _THREADING: Final = ("intra_op_num_threads", "inter_op_num_threads", "use_per_session_threads")
 _DEVICES: Final = "devices are chosen by jax.default_device, or InferenceSession(..., mesh=mesh)"
 _PROFILE: Final = "session.model.profile(...) of inputs is a profile by node"
@@ -39,7 +38,7 @@ _LOGS: Final = "JAX logs by Python's logging, logging.getLogger('jax').setLevel(
 IGNORED: Final = {
     "*": "of onnxruntime's own classes nothing is read, onnx2jax.session.SessionOptions has effect",
     "optimized_model_filepath": "onnx2jax.save(session.model.simplified(), path) writes a smaller file",
-    **dict.fromkeys(_PROFILING, _PROFILE),
+    **dict.fromkeys(("enable_profiling", "profile_file_prefix"), _PROFILE),
     **dict.fromkeys(_THREADING, "XLA has as many threads as NPROC in the environment says"),
     **dict.fromkeys(_LOGGING, _LOGS),
 }
@@ -120,11 +119,10 @@ class _Options(_Interface):
         AttributeError: another attribute is set, such as a misspelt one.
     """
 
-    _names: frozenset[str] = frozenset()
-    _entries: dict[str, str]
+    _names: frozenset[str]
 
     def __init__(self) -> None:
-        self._entries = {}
+        self._entries: dict[str, str] = {}
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self._names and not name.startswith("_"):
@@ -161,12 +159,11 @@ class SessionOptions(_Options):
 
     _names = frozenset(
         {
-            *_LOGGING,
-            *_PROFILING,
-            *_THREADING,
+            *IGNORED,
             *("enable_cpu_mem_arena", "enable_mem_pattern", "enable_mem_reuse", "execution_mode", "execution_order"),
-            *("graph_optimization_level", "optimized_model_filepath", "use_deterministic_compute"),
+            *("graph_optimization_level", "use_deterministic_compute"),
         }
+        - {"*"}
     )
 
     def __init__(self) -> None:
