@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 DELAY = 2.0
@@ -74,8 +74,7 @@ def stage(text: str) -> Iterator[None]:
     try:
         yield
     finally:
-        if entered is not None:
-            _leave(entered)
+        _leave(entered)
 
 
 @contextmanager
@@ -96,8 +95,8 @@ def call() -> Iterator[None]:
 def announce(text: str) -> None:
     """Begins a stage that ends with the innermost ``call`` of this thread; does nothing outside of one."""
     announced: list[_Stage] | None = getattr(_local, "stages", None)
-    if announced is not None and (entered := _entered(text)) is not None:
-        announced.append(entered)
+    if announced is not None:
+        announced.append(_entered(text))
 
 
 @contextmanager
@@ -110,13 +109,13 @@ def hidden() -> Iterator[None]:
         _local.hidden = outer
 
 
-def _entered(text: str) -> _Stage | None:
-    """A new open stage; None where nothing is to be shown."""
+def _entered(text: str) -> _Stage:
+    """A new stage, which is open unless nothing is to be shown."""
     global _display
+    entered = _Stage(text)
     is_hidden = getattr(_local, "hidden", False) or {os.environ.get(name, "0") for name in _QUIET} - {"", "0"}
     if is_hidden or not (_is_terminal() or _in_notebook()):
-        return None
-    entered = _Stage(text)
+        return entered
     with _lock:
         _stages.append(entered)
         if _display is None:
@@ -132,7 +131,7 @@ def _leave(entered: _Stage) -> None:
     global _display
     ended = None
     with _lock:
-        if entered in _stages:  # not after a fork
+        if entered in _stages:  # not if it is hidden, or after a fork
             _stages.remove(entered)
         if entered.drawn:
             _clear(entered)
@@ -159,12 +158,11 @@ def _in_notebook() -> bool:
 def _draw() -> None:
     global _width
     long = [s for s in _stages if time.monotonic() - s.start >= DELAY]
-    if not long:
-        return
-    long[-1].drawn = True
-    line = str(long[-1])[: max(20, shutil.get_terminal_size().columns - 1)]
-    _write(f"\r{line.ljust(_width)}")
-    _width = len(line)
+    if long:
+        long[-1].drawn = True
+        line = str(long[-1])[: max(20, shutil.get_terminal_size().columns - 1)]
+        _write(f"\r{line.ljust(_width)}")
+        _width = len(line)
 
 
 def _clear(ended: _Stage) -> None:
@@ -176,11 +174,9 @@ def _clear(ended: _Stage) -> None:
 
 
 def _write(text: str) -> None:
-    try:
+    with suppress(OSError, ValueError, AttributeError):  # it is closed
         sys.stderr.write(text)
         sys.stderr.flush()
-    except (OSError, ValueError, AttributeError):  # closed
-        pass
 
 
 def _stop() -> None:
