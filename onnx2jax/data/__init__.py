@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
 from pathlib import Path
+from typing import Final
 
 import numpy as np
+
+_FOLDER: Final = Path(__file__).parent
 
 
 def demo_model() -> Path:
     """The path of a small trained classifier of handwritten digits: image [batch, 1, 8, 8] -> logits [batch, 10]."""
-    return Path(str(files("onnx2jax") / "data" / "digits.onnx"))
+    return _FOLDER / "digits.onnx"
 
 
 def demo_training_model() -> Path:
@@ -18,7 +20,7 @@ def demo_training_model() -> Path:
 
     It maps ``image`` [n, 64] in 0..16 to ``logits`` [n, 10]; a step of its Adam optimizer also takes ``label`` [n].
     """
-    return Path(str(files("onnx2jax") / "data" / "digits_training.onnx"))
+    return _FOLDER / "digits_training.onnx"
 
 
 def demo_decoder() -> Path:
@@ -27,10 +29,10 @@ def demo_decoder() -> Path:
     It continues from any number below a hundred, up to 256 letters; zero follows ninety-nine. The file has the layout
     of onnxruntime-genai's model builder: ``input_ids``, ``attention_mask`` and KV caches, with a tokenizer beside it.
     """
-    return Path(str(files("onnx2jax") / "data" / "counting" / "model.onnx"))
+    return _FOLDER / "counting" / "model.onnx"
 
 
 def demo_samples() -> dict[str, np.ndarray]:
     """Held-out test images of the classifier (``images``), their ``labels`` and the reference ``logits``."""
-    with np.load(str(files("onnx2jax") / "data" / "digits_samples.npz")) as samples:
+    with np.load(_FOLDER / "digits_samples.npz") as samples:
         return dict(samples)
