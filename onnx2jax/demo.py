@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -65,19 +65,15 @@ class Findings(NamedTuple):
         return int((self.predictions == self.samples.labels).sum())
 
 
-FIGURES: Final = ("reference_difference", "vmap_difference", "gradient", "finite_difference")
-"""Fields of Findings that are one number."""
-
-
 @stage("converting, compiling and differentiating")
 def compute() -> Findings:
     """Compute the demo's results: outputs, times, a gradient with its check, and a vmap."""
     samples = Samples(**demo_samples())
-    model, convert_s = _timed(lambda: convert(demo_model()))
-    traced, trace_s = _timed(lambda: jax.jit(model.apply).trace(model.params, samples.images))
-    compiled, compile_s = _timed(lambda: traced.lower().compile())
+    model, convert_s = timed(lambda: convert(demo_model()))
+    traced, trace_s = timed(lambda: jax.jit(model.apply).trace(model.params, samples.images))
+    compiled, compile_s = timed(lambda: traced.lower().compile())
     logits = np.asarray(compiled(model.params, samples.images))
-    calls = [_timed(lambda: jax.block_until_ready(compiled(model.params, samples.images)))[1] for _ in range(100)]
+    calls = [timed(lambda: jax.block_until_ready(compiled(model.params, samples.images)))[1] for _ in range(100)]
 
     def score(image: jax.Array, digit: int) -> jax.Array:
         return model.apply(model.params, image[None])[0, digit]
@@ -106,11 +102,9 @@ def compute() -> Findings:
 
 def draw(findings: Findings, path: Path) -> None:
     """Write a picture of each image with its prediction, and the pixels that support or oppose it."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 7), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots(4, 8)
     figure.suptitle("Handwritten digits: prediction and probability; red pixels support it, blue oppose it")
     for k, (digit, heat) in enumerate(zip(axes[:, 0::2].flat, axes[:, 1::2].flat, strict=True)):
@@ -171,9 +165,7 @@ def _numbers(findings: Findings) -> Table:
     table = Table.grid(padding=(0, 2))
     for label, value in (
         ("right", f"{findings.right} of {n}"),
-        ("convert", f"{times.convert * 1e3:.0f} ms"),
-        ("trace", f"{times.trace * 1e3:.0f} ms"),
-        ("compile", f"{times.compile * 1e3:.0f} ms"),
+        *((step, f"{getattr(times, step) * 1e3:.0f} ms") for step in ("convert", "trace", "compile")),
         ("a call, steady", f"{times.steady * 1e6:.0f} µs for {n} images on {jax.default_backend()}"),
         ("against onnxruntime", f"largest difference of a logit {findings.reference_difference:.1e}"),
         ("jax.grad", f"{findings.gradient:.4f} at one pixel; by finite differences {findings.finite_difference:.4f}"),
@@ -183,7 +175,8 @@ def _numbers(findings: Findings) -> Table:
     return table
 
 
-def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
+def timed(work: Callable[[], Any]) -> tuple[Any, float]:
+    """The result of ``work``, and the seconds that it took."""
     start = time.perf_counter()
     result = work()
     return result, time.perf_counter() - start

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import sys
@@ -14,7 +13,7 @@ import jax
 
 from .. import __version__
 from ..errors import OnnxError
-from .parser import CommandError, Parser
+from .parser import Arguments, CommandError, Parser
 from .terminal import with_files, with_flags
 
 COMMANDS: Final = {
@@ -38,7 +37,11 @@ COMMANDS: Final = {
     "cache": ("demo", "show the folder of compiled programs, or clear it"),
     "demo": ("demo", "classify sixteen digits with the bundled model, and differentiate it"),
 }
-"""Command -> the module with its ``add_COMMAND``, and its help; in the order of the help."""
+"""Command -> a module, and the command's help; in the order of the help.
+
+The module's ``add_COMMAND`` adds the options to the parser; ``do_COMMAND`` executes the command with the arguments and
+returns the exit status, where None is success.
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     argv = sys.argv[1:] if argv is None else argv
     try:
-        arguments = _parser(argv).parse_args(argv, argparse.Namespace(argv=argv))
+        arguments = _parser(argv).parse_args(argv, Arguments(argv=argv))
         status: int = arguments.command(arguments) or 0
         sys.stdout.flush()
     except CommandError as error:
@@ -92,5 +95,7 @@ def _parser(names: Iterable[str] = tuple(COMMANDS)) -> Parser:
     for name, (module, help) in COMMANDS.items():
         command = commands.add_parser(name, help=help, description=f"{help[0].upper()}{help[1:]}.")
         if name in names:
-            getattr(import_module(f"{__name__}.{module}"), f"add_{name}")(command)
+            functions = vars(import_module(f"{__name__}.{module}"))
+            functions[f"add_{name}"](command)
+            command.set_defaults(command=functions[f"do_{name}"], parser=command)
     return parser

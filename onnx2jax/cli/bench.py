@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,14 +13,14 @@ import jax
 import numpy as np
 
 from .. import compat
-from ..model.model import Model
+from ..demo import timed
 from ..model.reports.comparison import compared
 from ..model.reports.facts import by_position
 from ..model.reports.profile import HEAD, SHOWN, duration
 from ..model.reports.verify import in_types_of_file
 from ..progress import stage
 from .inputs import add_inputs, filled, input_values, sized
-from .parser import CommandError, Parser, converted, whole
+from .parser import Arguments, CommandError, Parser, converted, whole
 from .terminal import Table, note, print_result
 
 BLOCK: Final = 0.1
@@ -33,9 +33,8 @@ OURS, THEIRS = "onnx2jax", "onnxruntime"
 
 def add_bench(parser: Parser) -> None:
     """Add the options of the command."""
-    parser.set_command(
-        _bench,
-        example="bench model.onnx --dim batch=8",
+    parser.describe(
+        "bench model.onnx --dim batch=8",
         statuses={1: "outputs differ, so nothing is timed; or the model or the data is invalid"},
     )
     add_inputs(parser)
@@ -48,12 +47,12 @@ def add_bench(parser: Parser) -> None:
     parser.add_switch("--alone", "without onnxruntime")
 
 
-def _bench(arguments: argparse.Namespace) -> int:
-    model, load_time = _timed(lambda: converted(arguments))
+def do_bench(arguments: Arguments) -> int:
+    model, load_time = timed(lambda: converted(arguments))
     values = input_values(model, arguments)
     feeds = filled(model, values, arguments.seed)
     with stage("compiling"), sized(model, values):
-        ours, first = _timed(lambda: model.run(None, feeds))
+        ours, first = timed(lambda: model.run(None, feeds))
     calls: dict[str, Callable[[], Any]] = {OURS: lambda: model.run(None, feeds)}
     declared = in_types_of_file(model, feeds)
     if not arguments.alone and (session := _session(arguments.model, declared)) is not None:
@@ -61,7 +60,10 @@ def _bench(arguments: argparse.Namespace) -> int:
         options: dict[str, Any] = {"only_types": model.graph.draws, "dtype": model.settings.dtype}
         comparisons = (compared(v.name, o, theirs[v.name], **options) for v, o in zip(model.outputs, ours, strict=True))
         if differing := [c for c in comparisons if not c.ok]:
-            reasons = _explained(model, feeds)
+            # An output may differ although every node is right, as verify judges.
+            verification = model.verify(dict(feeds), against=THEIRS)
+            judged = chain(*verification.outputs.values()) if verification else ()
+            reasons = {c.value: c.why for c in judged if c.ok and c.why}
             first_wrong = next((c for c in differing if c.value not in reasons), None)
             shown = first_wrong or differing[0]
             text = f"output {shown.value!r} differs from onnxruntime's: {reasons.get(shown.value, shown.why)}"
@@ -74,14 +76,6 @@ def _bench(arguments: argparse.Namespace) -> int:
         times = measured(calls, max(1, arguments.rounds))
     _print(arguments, times, load_time, first)
     return 0
-
-
-def _explained(model: Model, feeds: Mapping[str, Any]) -> dict[str, str]:
-    """The outputs that differ although every node is right, and why, as ``verify`` judges them."""
-    verification = model.verify(dict(feeds), against=THEIRS)
-    if not verification:
-        return {}
-    return {c.value: c.why for comparisons in verification.outputs.values() for c in comparisons if c.ok and c.why}
 
 
 def measured(
@@ -99,43 +93,33 @@ def measured(
 
 def _block(call: Callable[[], Any], block: float, warm: float) -> float:
     """Seconds per call over one block, timed as a whole."""
-    quick, begun, clock = math.inf, time.perf_counter(), time.perf_counter
-    while quick == math.inf or clock() - begun < warm:
-        before = clock()
-        call()
-        quick = min(quick, clock() - before)
+    quick, begun = timed(call)[1], time.perf_counter()
+    while time.perf_counter() - begun < warm:
+        quick = min(quick, timed(call)[1])
     count = max(1, math.ceil(block / max(quick, 1e-7)))
-    begun = clock()
+    begun = time.perf_counter()
     for _ in range(count):
         call()
-    return (clock() - begun) / count
+    return (time.perf_counter() - begun) / count
 
 
 def _session(path: Path, feeds: Mapping[str, Any]) -> Any:
     """An onnxruntime session with its defaults on a CPU; None, with a note, if it cannot run the file."""
     try:
         ort = compat.optional("onnxruntime", "verify")
-    except ImportError as error:
-        note(f"timed alone: {error}")
-        return None
-    try:
         options = ort.SessionOptions()
         options.log_severity_level = 4
         session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         session.run(None, dict(feeds))
+        return session
+    except ImportError as error:
+        note(f"timed alone: {error}")
     except Exception as error:  # onnxruntime's exceptions have no common base class
         note(f"timed alone: onnxruntime does not run the model: {str(error).strip()}")
-        return None
-    return session
+    return None
 
 
-def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
-    begun = time.perf_counter()
-    result = work()
-    return result, time.perf_counter() - begun
-
-
-def _print(arguments: argparse.Namespace, times: Mapping[str, Sequence[float]], load_time: float, first: float) -> None:
+def _print(arguments: Arguments, times: Mapping[str, Sequence[float]], load_time: float, first: float) -> None:
     quarters = {n: [float(q) for q in np.quantile(t, (0.25, 0.5, 0.75))] for n, t in times.items()}
     device = jax.devices()[0].device_kind
     seconds = {
@@ -158,7 +142,7 @@ def _print(arguments: argparse.Namespace, times: Mapping[str, Sequence[float]], 
 
 def add_profile(parser: Parser) -> None:
     """Add the options of the command."""
-    parser.set_command(_profile, example="profile model.onnx --dim batch=8")
+    parser.describe("profile model.onnx --dim batch=8")
     add_inputs(parser)
     parser.add_dims()
     parser.add_rebatch()
@@ -167,7 +151,7 @@ def add_profile(parser: Parser) -> None:
     parser.add_switch("--all", f"list every node, not the first {SHOWN}")
 
 
-def _profile(arguments: argparse.Namespace) -> None:
+def do_profile(arguments: Arguments) -> None:
     if arguments.calls < 1:
         raise CommandError("--calls must be at least 1")
     model = converted(arguments)

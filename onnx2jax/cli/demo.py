@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from .. import demo
 from ..runtime import cache_folder
-from .parser import Parser, as_path
+from .parser import Arguments, Parser, as_path
 from .terminal import print_result
 
 
 def add_demo(parser: Parser) -> None:
     """Add the options of the command."""
-    parser.set_command(
-        _demo,
-        example="demo --output demo.png",
+    parser.describe(
+        "demo --output demo.png",
         statuses={1: "matplotlib or rich is not installed"},
         json="print the numbers as JSON and draw nothing; needs no extras",
         model=None,
@@ -23,7 +21,7 @@ def add_demo(parser: Parser) -> None:
     parser.add_argument("--output", type=as_path, default=Path("demo.png"), help="the picture (default: %(default)s)")
 
 
-def _demo(arguments: argparse.Namespace) -> int:
+def do_demo(arguments: Arguments) -> int:
     if not arguments.json:
         return demo.run(arguments.output)
     findings = demo.compute()
@@ -33,17 +31,18 @@ def _demo(arguments: argparse.Namespace) -> int:
         "right": findings.right,
         "seconds": findings.timings._asdict(),
     }
-    print_result(arguments, facts | {n: getattr(findings, n) for n in demo.FIGURES})
+    figures = ("reference_difference", "vmap_difference", "gradient", "finite_difference")
+    print_result(arguments, facts | {n: getattr(findings, n) for n in figures})
     return 0
 
 
 def add_cache(parser: Parser) -> None:
     """Add the options of the command."""
-    parser.set_command(_cache, example="cache --clear", model=None)
+    parser.describe("cache --clear", model=None)
     parser.add_switch("--clear", "delete all programs in it")
 
 
-def _cache(arguments: argparse.Namespace) -> None:
+def do_cache(arguments: Arguments) -> None:
     folder, contents = cache_folder.folder(True), cache_folder.Contents([], [])
     if folder is None:
         text = f"no folder: {cache_folder.VARIABLE} is empty, or the user has no home"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import webbrowser
 from pathlib import Path
@@ -16,7 +15,7 @@ from ..model.spec import Spec
 from ..progress import stage
 from ..proto.origin import Origin
 from .inputs import add_inputs, filled, input_values, sized
-from .parser import CommandError, Parser, as_path, converted, reading
+from .parser import Arguments, CommandError, Parser, as_path, converted, reading
 from .terminal import note, print_result
 
 PROFILED: int = 5
@@ -25,7 +24,7 @@ PROFILED: int = 5
 
 def add_draw(parser: Parser) -> None:
     """Add the options of the command."""
-    parser.set_command(_draw, example="draw model.onnx page.html", json="print the page's path and size as JSON")
+    parser.describe("draw model.onnx page.html", json="print the page's path and size as JSON")
     parser.add_argument(
         "page", type=as_path, help="the file to write: one self-contained .html file, or an .svg picture"
     )
@@ -33,7 +32,7 @@ def add_draw(parser: Parser) -> None:
 
 
 def add_facts(parser: Parser) -> None:
-    """Add the options for what a page shows, which ``_write`` reads."""
+    """Add the options for what a page shows, which ``do_draw`` reads."""
     add_inputs(parser)
     parser.add_switch("--random", "show what nodes compute for random inputs")
     parser.add_switch("--profile", "colour nodes by the time of a call")
@@ -41,13 +40,9 @@ def add_facts(parser: Parser) -> None:
     parser.add_dims()
 
 
-def _draw(arguments: argparse.Namespace) -> None:
-    _write(arguments, arguments.page)
-
-
-def _write(arguments: argparse.Namespace, path: Path) -> None:
+def do_draw(arguments: Arguments) -> None:
     """Write the page of the command's model, with what its options ask for, and print its path and size."""
-    picture = is_picture(path)
+    picture = is_picture(arguments.page)
     try:
         model = converted(arguments)
     except (UnsupportedError, ModelError) as e:
@@ -65,12 +60,12 @@ def _write(arguments: argparse.Namespace, path: Path) -> None:
             profile = model.profile(*args, calls=PROFILED, **named)
         if arguments.verify:
             verification = model.verify(*([feeds] if feeds else ()))
-        page = model.draw(path, inputs=feeds or None, profile=profile, verification=verification)
+        page = model.draw(arguments.page, inputs=feeds or None, profile=profile, verification=verification)
     size = page.stat().st_size
-    print_result(arguments, {"page": str(path), "bytes": size}, f"{path}  {size:,} bytes")
+    print_result(arguments, {"page": str(arguments.page), "bytes": size}, f"{arguments.page}  {size:,} bytes")
 
 
-def _unsupported(arguments: argparse.Namespace, error: Exception) -> Model:
+def _unsupported(arguments: Arguments, error: Exception) -> Model:
     """The model of a file with unsupported operators, to be drawn only."""
     importer = open_model(arguments.model, reading(arguments))
     imported = importer.model()
@@ -81,17 +76,16 @@ def _unsupported(arguments: argparse.Namespace, error: Exception) -> Model:
 
 def add_view(parser: Parser) -> None:
     """Add the options of the command."""
-    parser.set_command(
-        _view,
-        example="view model.onnx --random --dim batch=2 --profile",
+    parser.describe(
+        "view model.onnx --random --dim batch=2 --profile",
         json="print the page's path and size as JSON, and open nothing",
     )
     parser.add_argument("--page", type=as_path, help="the file to write (default: in a temporary folder)")
     add_facts(parser)
 
 
-def _view(arguments: argparse.Namespace) -> None:
-    path = arguments.page or Path(tempfile.mkdtemp(prefix="onnx2jax-"), f"{arguments.model.stem}.html")
-    _write(arguments, path)
-    if not arguments.json and not webbrowser.open(path.resolve().as_uri()):
+def do_view(arguments: Arguments) -> None:
+    arguments.page = arguments.page or Path(tempfile.mkdtemp(prefix="onnx2jax-"), f"{arguments.model.stem}.html")
+    do_draw(arguments)
+    if not arguments.json and not webbrowser.open(arguments.page.resolve().as_uri()):
         note("there is no browser here: open the page elsewhere")

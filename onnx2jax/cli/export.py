@@ -14,15 +14,14 @@ from typing import Any
 from ..model.files.export import ABOUT, PLATFORMS
 from ..model.files.exported import load_exported
 from ..progress import stage
-from .parser import Parser, as_path, converted
+from .parser import Arguments, Parser, as_path, converted
 from .terminal import declaration, note, print_result
 
 
 def add_export(parser: Parser) -> None:
     """Add the options of the command."""
-    parser.set_command(
-        _export,
-        example="export model.onnx folder --dim batch=8 --platforms cpu,cuda,tpu",
+    parser.describe(
+        "export model.onnx folder --dim batch=8 --platforms cpu,cuda,tpu",
         json="print inputs, outputs, platforms and files as JSON",
     )
     parser.add_argument("folder", type=as_path)
@@ -54,7 +53,7 @@ def add_export(parser: Parser) -> None:
     parser.add_switch("--text", "write the program as StableHLO too")
 
 
-def _export(arguments: argparse.Namespace) -> None:
+def do_export(arguments: Arguments) -> None:
     model = converted(arguments, dims=None, static=dict(arguments.static))
     with stage("lowering"), _attempts():
         folder = model.export(

@@ -16,15 +16,14 @@ from ..generation.files import decoder
 from ..generation.sampling import Sampling
 from ..generation.text import Reader
 from ..progress import stage
-from .parser import Parser, as_path, computing, reading, whole
-from .terminal import loading, print_result
+from .parser import Arguments, Parser, as_path, computing, loading, reading, whole
+from .terminal import print_result
 
 
 def add_generate(parser: Parser) -> None:
     """Add the options of the command."""
-    parser.set_command(
-        _generate,
-        example='generate folder --prompt "Once upon a time" --temperature 0.7',
+    parser.describe(
+        'generate folder --prompt "Once upon a time" --temperature 0.7',
         json="print the tokens, and the text where there is a tokenizer, as JSON at the end",
         model="a decoder's file or folder",
     )
@@ -52,7 +51,7 @@ def _ids(text: str) -> list[int]:
     return [int(p) for p in parts]
 
 
-def _generate(arguments: argparse.Namespace) -> None:
+def do_generate(arguments: Arguments) -> None:
     if arguments.prompt_ids is not None:
         _print_ids(arguments)
         return
@@ -74,13 +73,13 @@ def _generate(arguments: argparse.Namespace) -> None:
     print_result(arguments, {"text": reader.texts[0], "tokens": tokens}, rest)
 
 
-def _decoder(arguments: argparse.Namespace, **options: Any) -> Decoder:
+def _decoder(arguments: Arguments, **options: Any) -> Decoder:
     options |= {**reading(arguments), **computing(arguments), "cache_dir": arguments.cache_dir}
     with loading(arguments.model):
         return decoder(arguments.model, **options)
 
 
-def _print_ids(arguments: argparse.Namespace) -> None:
+def _print_ids(arguments: Arguments) -> None:
     try:
         stop = [_ids(s) for s in arguments.stop]
     except argparse.ArgumentTypeError as error:
@@ -95,7 +94,7 @@ def _print_ids(arguments: argparse.Namespace) -> None:
 
 
 def _tokens(
-    model: Decoder, arguments: argparse.Namespace, prompt: Sequence[int], stop: Sequence[Sequence[int]] = ()
+    model: Decoder, arguments: Arguments, prompt: Sequence[int], stop: Sequence[Sequence[int]] = ()
 ) -> Iterator[int]:
     """The tokens that come after a prompt."""
     limits = {n: v for n in ("temperature", "top_k", "top_p", "min_p") if (v := getattr(arguments, n)) is not None}

@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import compat
 from ..proto.types import TensorType, ValueInfo
-from .parser import CommandError, Parser
+from .parser import Arguments, CommandError, Parser
 from .terminal import note
 
 IMAGES: Final = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
@@ -57,20 +57,21 @@ def _range(text: str) -> list[float]:
     return numbers
 
 
-def image(info: ValueInfo, path: Path, arguments: argparse.Namespace, metadata: Mapping[str, str]) -> np.ndarray:
+def image(info: ValueInfo, path: Path, arguments: Arguments, metadata: Mapping[str, str]) -> np.ndarray:
     """An image in the input's declared layout and size: [1, c, h, w], [1, h, w, c], or without the batch axis."""
     images = compat.optional("PIL.Image", "image")
     shape = info.shape or ()
     if not isinstance(info.type, TensorType) or len(shape) not in (2, 3, 4):
         raise CommandError(f"input {info} takes no image: it needs 2 to 4 axes")
-    inner = shape[-3:]
-    places = [i for i, d in enumerate(inner) if d in CHANNELS] if len(inner) == 3 else []
-    if len(inner) == 3 and not places:
+    is_plane = len(shape) == 2
+    inner = (*shape, 1) if is_plane else shape[-3:]
+    places = [2] if is_plane else [i for i, d in enumerate(inner) if d in CHANNELS]
+    if not places:
         raise CommandError(f"input {info} declares no axis of 1, 3 or 4 channels; pass the image as .npy")
-    if len(places) > 1 and {0, 2} <= {*places}:
+    if {0, 2} <= {*places}:
         raise CommandError(f"input {info} may be channels first or last: {path} is ambiguous; pass the image as .npy")
-    axis = None if len(inner) == 2 else (0 if 0 in places else places[-1])
-    count = 1 if axis is None else int(inner[axis] or 1)
+    axis = 0 if 0 in places else places[-1]
+    count = int(inner[axis] or 1)
     height, width = (d for i, d in enumerate(inner) if i != axis)
     try:
         picture = images.open(path).convert(CHANNELS[count])
@@ -79,20 +80,17 @@ def image(info: ValueInfo, path: Path, arguments: argparse.Namespace, metadata: 
     size = tuple(d if isinstance(d, int) else n for d, n in zip((width, height), picture.size, strict=True))
     pixels = np.asarray(picture if picture.size == size else picture.resize(size)).reshape(size[1], size[0], count)
     pixels, scale = _as_numbers(pixels, info.type.dtype, arguments, metadata)
-    layout = "height, width" if axis is None else "channels first" if axis == 0 else "channels last"
+    layout = "height, width" if is_plane else "channels first" if axis == 0 else "channels last"
     note(
         f"{info.name}: {path.name}, {picture.width} x {picture.height}, as {size[0]} x {size[1]} pixels of {count} "
         f"channel{'s' * (count > 1)} ({layout}), {scale}"
     )
-    if axis is None:
-        pixels = pixels[..., 0]
-    elif axis != 2:
-        pixels = np.moveaxis(pixels, 2, axis)
-    return pixels.astype(info.type.dtype)[(None,) * (len(shape) - len(inner))]
+    pixels = np.moveaxis(pixels, 2, axis).astype(info.type.dtype)
+    return pixels[..., 0] if is_plane else pixels[(None,) * (len(shape) - 3)]
 
 
 def _as_numbers(
-    pixels: np.ndarray, dtype: np.dtype, arguments: argparse.Namespace, metadata: Mapping[str, str]
+    pixels: np.ndarray, dtype: np.dtype, arguments: Arguments, metadata: Mapping[str, str]
 ) -> tuple[np.ndarray, str]:
     """Bytes [h, w, c] in RGB as the numbers of a model's pixels, and what they are in words."""
     count, words = pixels.shape[2], ""
@@ -112,6 +110,6 @@ def _as_numbers(
     return scaled, f"scaled to {low:g} to {high:g}{words}{normalised}"
 
 
-def image_options(arguments: argparse.Namespace) -> list[str]:
+def image_options(arguments: Arguments) -> list[str]:
     """The options for images that the command line has."""
     return [f"--{n}" for n in FLAGS if getattr(arguments, n) not in (None, False)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from ..progress import stage
 from ..proto.paths import path_of
 from ..proto.types import TensorType, ValueInfo
 from .images import IMAGES, add_images, image, image_options
-from .parser import CommandError, Parser, pair, whole
+from .parser import Arguments, CommandError, Parser, pair, whole
 from .terminal import note
 
 
@@ -45,7 +44,7 @@ def add_inputs(parser: Parser) -> None:
     parser.add_argument("--seed", type=whole, default=0, help="of random numbers (default: %(default)s)")
 
 
-def input_values(model: Any, arguments: argparse.Namespace) -> dict[str, Any]:
+def input_values(model: Any, arguments: Arguments) -> dict[str, Any]:
     """The values that the options give, by input.
 
     Raises:
@@ -60,7 +59,7 @@ def input_values(model: Any, arguments: argparse.Namespace) -> dict[str, Any]:
     return feeds
 
 
-def takes_images(arguments: argparse.Namespace) -> bool:
+def takes_images(arguments: Arguments) -> bool:
     """Whether an input of the command line is an image."""
     return any(Path(text).suffix.lower() in IMAGES for text in arguments.input)
 
@@ -96,12 +95,12 @@ def sized(model: Any, values: Mapping[str, Any]) -> Iterator[None]:
     try:
         yield
     except (OperatorError, InputShapeError) as e:
-        if "bytes of memory" in str(e):  # larger extents need more
-            raise
-        with stage("trying larger extents"):
-            sizes = larger_sizes(model, values, {}, step_extents(model, {}))
-        if sizes:
-            e.add_note(f"extents of 1 may be too small: {' '.join(f'--dim {n}={size}' for n, size in sizes.items())}")
+        if "bytes of memory" not in str(e):  # of which larger extents need more
+            with stage("trying larger extents"):
+                sizes = larger_sizes(model, values, {}, step_extents(model, {}))
+            if sizes:
+                flags = " ".join(f"--dim {name}={size}" for name, size in sizes.items())
+                e.add_note(f"extents of 1 may be too small: {flags}")
         raise
 
 
@@ -112,7 +111,7 @@ def _known(name: str, declared: Mapping[str, ValueInfo]) -> ValueInfo:
     return declared[name]
 
 
-def _files(model: Any, declared: Mapping[str, ValueInfo], arguments: argparse.Namespace) -> dict[str, Any]:
+def _files(model: Any, declared: Mapping[str, ValueInfo], arguments: Arguments) -> dict[str, Any]:
     feeds: dict[str, Any] = {}
     for option in arguments.input:
         if "=" not in option and path_of(option).is_dir():
@@ -134,7 +133,7 @@ def _files(model: Any, declared: Mapping[str, ValueInfo], arguments: argparse.Na
     return feeds
 
 
-def _file(info: ValueInfo, path: Path, arguments: argparse.Namespace, metadata: Mapping[str, str]) -> Any:
+def _file(info: ValueInfo, path: Path, arguments: Arguments, metadata: Mapping[str, str]) -> Any:
     kind = path.suffix.lower()
     if kind == ".pb":
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
@@ -13,12 +12,12 @@ from ..ir import analysis, binding
 from ..ir.graph import Function, Imported
 from ..model.convert import open_model
 from ..model.model import Model
-from ..model.reports.summary import HEAD
+from ..model.reports.comparison import described
+from ..model.reports.summary import HEAD, short
 from ..model.spec import Spec
 from ..ops.registry import supported
-from ..proto.types import ValueInfo
-from .parser import CommandError, Parser, as_path, converted, reading
-from .terminal import Table, declaration, loading, print_result, type_of
+from .parser import Arguments, CommandError, Parser, as_path, converted, loading, reading
+from .terminal import Table, declaration, print_result
 
 SHOWN = 12
 """The number of parameters that ``inspect`` lists without ``--all``."""
@@ -26,11 +25,11 @@ SHOWN = 12
 
 def add_inspect(parser: Parser) -> None:
     """Add the options of the command."""
-    parser.set_command(_inspect, example="inspect model.onnx --json", statuses={3: "some operators are unsupported"})
+    parser.describe("inspect model.onnx --json", statuses={3: "some operators are unsupported"})
     parser.add_switch("--all", f"list every parameter, not the {SHOWN} largest")
 
 
-def _inspect(arguments: argparse.Namespace) -> int:
+def do_inspect(arguments: Arguments) -> int:
     with loading(arguments.model):
         facts = describe(open_model(arguments.model, reading(arguments)).model())
     print_result(arguments, facts, *_parts(facts, everything=arguments.all))
@@ -44,11 +43,11 @@ def describe(imported: Imported) -> dict[str, Any]:
         "ir_version": imported.ir_version,
         "opsets": {domain or "ai.onnx": version for domain, version in imported.opsets.items()},
         "metadata": dict(imported.metadata),
-        "inputs": [_described(v) for v in model.inputs],
-        "optional_inputs": [_described(v) for v in model.optional.values()],
-        "outputs": [_described(v) for v in model.outputs],
+        "inputs": list(map(declaration, model.inputs)),
+        "optional_inputs": list(map(declaration, model.optional.values())),
+        "outputs": list(map(declaration, model.outputs)),
         "parameters": [
-            {"name": name, "type": type_of(array), "bytes": int(array.nbytes)}
+            {"name": name, "type": described(array), "bytes": int(array.nbytes)}
             for name, array in analysis.parameters(imported.graph).items()
         ],
         "operators": operators(imported),
@@ -67,10 +66,6 @@ def operators(imported: Imported) -> list[dict[str, Any]]:
         {"domain": domain or "ai.onnx", **dict(zip(names, facts, strict=True)), "count": count}
         for (domain, *facts), count in sorted(counts.items())
     ]
-
-
-def _described(info: ValueInfo) -> dict[str, Any]:
-    return declaration(info) | ({} if info.shape is None else {"shape": list(info.shape)})
 
 
 def _parts(facts: dict[str, Any], everything: bool) -> Iterator[Table | str]:
@@ -105,19 +100,14 @@ def _table(title: str, count: str, operators: list[dict[str, Any]]) -> Table:
     return Table(f"{title}, {unsupported or 'none'} unsupported", ("domain", "operator", "opset", count, ""), rows)
 
 
-def _size(n: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if n < 1000:
-            return f"{n:.3g} {unit}"
-        n /= 1000
-    return f"{n:.3g} GB"
+def _size(n: int) -> str:
+    return f"{n} B" if n < 1000 else f"{short(n)}B"
 
 
 def add_operators(parser: Parser) -> None:
     """Add the options of the command."""
-    parser.set_command(
-        _operators,
-        example="operators --domain com.microsoft --name '*Attention*'",
+    parser.describe(
+        "operators --domain com.microsoft --name '*Attention*'",
         statuses={3: "some operators of the file are unsupported"},
         model=None,
     )
@@ -126,14 +116,14 @@ def add_operators(parser: Parser) -> None:
     parser.add_argument("--name", metavar="PATTERN", default="*", help="such as Conv or 'Reduce*'; ignores case")
 
 
-def _operators(arguments: argparse.Namespace) -> int:
+def do_operators(arguments: Arguments) -> int:
     def matches(domain: str, name: str) -> bool:
         return fnmatchcase(domain, arguments.domain) and fnmatchcase(name.lower(), arguments.name.lower())
 
     if arguments.model is not None:
         return _of_file(arguments, matches)
-    matching = [
-        (domain or "ai.onnx", name, since)
+    matching: list[dict[str, Any]] = [
+        {"domain": domain or "ai.onnx", "name": name, "since": list(since)}
         for domain, names in sorted(supported().items())
         for name, since in names.items()
         if matches(domain or "ai.onnx", name)
@@ -143,14 +133,13 @@ def _operators(arguments: argparse.Namespace) -> int:
         raise CommandError(
             f"no supported operator matches --name {arguments.name!r} --domain {arguments.domain!r}{near}"
         )
-    facts = [{"domain": domain, "name": name, "since": list(since)} for domain, name, since in matching]
-    rows = [(domain, name, ", ".join(map(str, since))) for domain, name, since in matching]
+    rows = [(o["domain"], o["name"], ", ".join(map(str, o["since"]))) for o in matching]
     title = f"{len(rows)} operators; opsets at which their meaning changes"
-    print_result(arguments, facts, Table(title, ("domain", "operator", "since"), rows))
+    print_result(arguments, matching, Table(title, ("domain", "operator", "since"), rows))
     return 0
 
 
-def _of_file(arguments: argparse.Namespace, matches: Callable[[str, str], bool]) -> int:
+def _of_file(arguments: Arguments, matches: Callable[[str, str], bool]) -> int:
     with loading(arguments.model):
         imported = open_model(arguments.model, {}).model()
     facts = [o for o in operators(imported) if matches(o["domain"], o["name"])]
@@ -164,10 +153,10 @@ def _status(operators: list[dict[str, Any]]) -> int:
 
 def add_summary(parser: Parser) -> None:
     """Add the options of the command."""
-    parser.set_command(_summary, example="summary model.onnx --dim batch=8")
+    parser.describe("summary model.onnx --dim batch=8")
     parser.add_dims()
 
 
-def _summary(arguments: argparse.Namespace) -> None:
+def do_summary(arguments: Arguments) -> None:
     summary = converted(arguments, dims=None).summary(dims=dict(arguments.dim))
     print_result(arguments, summary, Table(summary.total, HEAD, summary.rows()))

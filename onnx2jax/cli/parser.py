@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,8 +11,8 @@ from ..errors import did_you_mean
 from ..model.changes.dtype import DTYPES
 from ..model.convert import convert
 from ..model.model import Model
+from ..progress import stage
 from ..proto.paths import path_of
-from .terminal import loading
 
 STATUSES: Final = {0: "success", 1: "the model or the data is invalid", 2: "the command line is invalid"}
 """Exit statuses of every command."""
@@ -20,6 +20,45 @@ STATUSES: Final = {0: "success", 1: "the model or the data is invalid", 2: "the 
 
 class CommandError(Exception):
     """The command line is invalid in a way that argparse does not detect."""
+
+
+class Arguments(argparse.Namespace):
+    """A command line: what every command has, and its options by name.
+
+    Attributes:
+        argv: the words.
+        parser: the command's.
+        json: whether to print JSON.
+        model: the model's file, of commands with one.
+    """
+
+    argv: Sequence[str]
+    parser: Parser
+    json: bool
+    model: Path
+
+
+def as_path(text: str) -> Path:
+    """Parse a path, for argparse; to pathlib, an empty one is the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty")
+    return path_of(text)
+
+
+def as_npz(text: str) -> Path:
+    """Parse the path of an .npz file to be written, for argparse."""
+    if Path(text).suffix not in ("", ".npz"):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is written as an .npz file: name it {Path(text).with_suffix('.npz')}"
+        )
+    return as_path(text)
+
+
+def whole(text: str) -> int:
+    """Parse a non-negative integer, for argparse."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(text)
 
 
 class Parser(argparse.ArgumentParser):
@@ -41,19 +80,18 @@ class Parser(argparse.ArgumentParser):
             near = did_you_mean(str(value), map(str, action.choices or ()))
             raise argparse.ArgumentError(action, f"{error.message}{near}") from None
 
-    def set_command(
+    def describe(
         self,
-        function: Callable[[argparse.Namespace], int | None],
-        *,
         example: str,
+        *,
         statuses: dict[int, str] | None = None,
         json: str = "print everything as JSON",
         model: str | None = "",
     ) -> None:
-        """Add what every command has: the function that it runs, the end of its help, ``--json``, the model.
+        """Add what every command has: the end of its help, ``--json``, the model.
 
         Args:
-            function: executes the command and returns the exit status; None is success.
+            example: a command line.
             statuses: added to STATUSES, or replacing some.
             json: the help of ``--json``.
             model: the help of the model's file, beside which there are the options that ``reading`` reads; None for a
@@ -62,7 +100,6 @@ class Parser(argparse.ArgumentParser):
         table = "\n".join(f"  {status}  {what}" for status, what in {**STATUSES, **(statuses or {})}.items())
         self.epilog = f"example:\n  onnx2jax {example}\n\nexit status:\n{table}"
         self.formatter_class = argparse.RawDescriptionHelpFormatter
-        self.set_defaults(command=function, parser=self)
         self.add_switch("--json", json)
         if model is not None:
             self.add_argument("model", type=as_path, help=model)
@@ -84,12 +121,10 @@ class Parser(argparse.ArgumentParser):
         self.add_repeatable(flag, form, help, lambda text: pair(flag, form, text, parse, first=first))
 
     def add_dims(
-        self,
-        help: str = "the extent of a dimension variable (default: 1)",
-        parse: Callable[[str], int | str] | None = None,
+        self, help: str = "the extent of a dimension variable (default: 1)", parse: Callable[[str], int | str] = whole
     ) -> None:
         """Add ``--dim NAME=SIZE``."""
-        self.add_pairs("--dim", "NAME=SIZE", help, parse or whole)
+        self.add_pairs("--dim", "NAME=SIZE", help, parse)
 
     def add_dtype(self, group: Any = None) -> None:
         """Add ``--dtype``, which ``computing`` reads, to the parser or a group of its options."""
@@ -133,49 +168,30 @@ def pair(flag: str, form: str, text: str, parse: Callable[[str], Any] = str, *, 
         raise CommandError(f"{flag} {text}: {error}") from None
 
 
-def as_path(text: str) -> Path:
-    """Parse a path, for argparse; to pathlib, an empty one is the current folder."""
-    if not text:
-        raise argparse.ArgumentTypeError("the path is empty")
-    return path_of(text)
-
-
-def as_npz(text: str) -> Path:
-    """Parse the path of an .npz file to be written, for argparse."""
-    if Path(text).suffix not in ("", ".npz"):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is written as an .npz file: name it {Path(text).with_suffix('.npz')}"
-        )
-    return as_path(text)
-
-
-def whole(text: str) -> int:
-    """Parse a non-negative integer, for argparse."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-    return int(text)
-
-
-def reading(arguments: argparse.Namespace) -> Any:
-    """The keywords of ``read`` that ``set_command`` added."""
+def reading(arguments: Arguments) -> Any:
+    """The keywords of ``read`` that ``describe`` added."""
     return _options(arguments, "external_data_dir", "follow_links")
 
 
-def computing(arguments: argparse.Namespace) -> dict[str, Any]:
+def computing(arguments: Arguments) -> dict[str, Any]:
     """The options of ``convert`` that ``add_dtype``, ``add_computing`` and ``add_rebatch`` added."""
     axes = dict(vars(arguments).get("batch_axis", ()))
     return _options(arguments, "dtype", "scan_layers", "rebatch") | ({"rebatch": axes} if axes else {})
 
 
-def _options(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
+def _options(arguments: Arguments, *names: str) -> dict[str, Any]:
     """Those of the options that the command has."""
     return {n: vars(arguments)[n] for n in names if n in arguments}
 
 
-def converted(arguments: argparse.Namespace, **options: Any) -> Model:
+def loading(model: Path) -> Any:
+    """The progress of reading a model."""
+    return stage(f"loading {model.name}")
+
+
+def converted(arguments: Arguments, **options: Any) -> Model:
     """The model, converted by the options of the command line and others."""
     with loading(arguments.model):
         return convert(
-            arguments.model,
-            **{"dims": dict(arguments.dim), **reading(arguments), **computing(arguments), **options},
+            arguments.model, **{"dims": dict(arguments.dim), **reading(arguments), **computing(arguments), **options}
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import subprocess
@@ -17,7 +16,7 @@ from ..model.devices.chips import CHIPS
 from ..model.devices.cost import Cost, cost
 from ..progress import stage
 from ..sharding.plans import KINDS
-from .parser import CommandError, Parser, as_path, pair
+from .parser import Arguments, CommandError, Parser, as_path, pair
 from .terminal import Table, note, print_result
 
 FLAG = "--xla_force_host_platform_device_count="
@@ -25,10 +24,8 @@ FLAG = "--xla_force_host_platform_device_count="
 
 def add_plan(parser: Parser) -> None:
     """Add the options of the command."""
-    parser.set_command(
-        _plan,
-        example="plan model.onnx --for v5e:2x4 --mesh data=2,model=4 --plan data+tensor --dim sequence=512",
-        model=None,
+    parser.describe(
+        "plan model.onnx --for v5e:2x4 --mesh data=2,model=4 --plan data+tensor --dim sequence=512", model=None
     )
     parser.add_argument("model", type=as_path, help="weights are not read; external data may be missing")
     parser.add_argument("--for", dest="chips", default="", metavar="CHIP[:NxN]", help=f"compile for {', '.join(CHIPS)}")
@@ -45,11 +42,11 @@ def add_plan(parser: Parser) -> None:
     parser.add_dtype()
     parser.add_dims(
         "the extent of a dimension variable (default: of the batch the number of devices that share it, of a decoder's "
-        "caches and mask as inferred, 1 of others)",
+        "caches and mask as inferred, 1 of others)"
     )
 
 
-def _plan(arguments: argparse.Namespace) -> int:
+def do_plan(arguments: Arguments) -> int:
     if not arguments.mesh and not arguments.chips:
         raise CommandError("plan needs devices: --for v5e:2x2, or --mesh data=8,model=8 for devices of a CPU")
     axes = _axes(arguments.mesh) if arguments.mesh else {}

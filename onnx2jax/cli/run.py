@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import json
 from collections.abc import Mapping
@@ -13,25 +12,24 @@ from urllib.parse import quote
 import jax.numpy as jnp
 import numpy as np
 
+from ..model.reports.comparison import described
 from ..model.reports.special_values import first_special, holds
 from ..progress import stage
 from ..proto import atomic
 from .inputs import add_inputs, filled, input_values, sized, takes_images
-from .parser import CommandError, Parser, as_npz, as_path, converted
-from .terminal import Table, note, print_result, type_of, with_flags
+from .parser import Arguments, CommandError, Parser, as_npz, as_path, converted
+from .terminal import Table, note, print_result, with_flags
 
 
 def add_run(parser: Parser) -> None:
     """Add the options of the command."""
-    parser.set_command(
-        _run,
-        example="run model.onnx --input image=cat.png --output-dir results",
+    parser.describe(
+        "run model.onnx --input image=cat.png --output-dir results",
         json="print inputs and outputs as JSON, with values of outputs up to 1000 numbers",
     )
     add_inputs(parser)
     parser.add_switch(
-        "--random",
-        "fill other inputs with random numbers: normal floats; integers 0 or 1, valid as masks and indices",
+        "--random", "fill other inputs with random numbers: normal floats; integers 0 or 1, valid as masks and indices"
     )
     parser.add_argument(
         "--labels",
@@ -50,7 +48,7 @@ MOST: int = 1000
 """The most elements of an output that are printed as JSON."""
 
 
-def _run(arguments: argparse.Namespace) -> None:
+def do_run(arguments: Arguments) -> None:
     model = converted(arguments, background_compile=True)
     values = input_values(model, arguments)
     absent = [v for v in model.inputs if v.name not in values]
@@ -64,14 +62,14 @@ def _run(arguments: argparse.Namespace) -> None:
         note(with_flags(origin))
     classes = _classes(model, outputs, arguments)
     files = list(map(str, _save(outputs, arguments.output_dir, arguments.output_file)))
-    inputs = {n: {"type": type_of(x)} for n, x in feeds.items()}
-    facts: dict[str, Any] = {"inputs": inputs, "outputs": {n: _described(x) for n, x in outputs.items()}}
+    inputs = {n: {"type": described(x)} for n, x in feeds.items()}
+    facts: dict[str, Any] = {"inputs": inputs, "outputs": {n: _output_facts(x) for n, x in outputs.items()}}
     if classes:
         facts["classes"] = _plain(classes)
     if files:
         facts["files"] = files
     parts: list[Table | str] = [
-        Table(title, ("name", "type", "values"), [(n, type_of(x), _summary(x)) for n, x in arrays.items()])
+        Table(title, ("name", "type", "values"), ((n, described(x), _summary(x)) for n, x in arrays.items()))
         for title, arrays in (("inputs", feeds), ("outputs", outputs))
     ]
     for name, samples in classes.items():
@@ -83,7 +81,7 @@ def _run(arguments: argparse.Namespace) -> None:
     print_result(arguments, facts, *parts)
 
 
-def _classes(model: Any, outputs: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
+def _classes(model: Any, outputs: dict[str, Any], arguments: Arguments) -> dict[str, Any]:
     """The best classes by output and sample: of an image, or of outputs that a file of labels fits."""
     if arguments.labels is None and not takes_images(arguments):
         return {}
@@ -100,11 +98,11 @@ def _text(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _described(value: Any) -> dict[str, Any]:
+def _output_facts(value: Any) -> dict[str, Any]:
     """An output in JSON types; NaN and infinities become strings."""
     if isinstance(value, np.ndarray) and value.size > MOST:
-        return {"type": type_of(value), "summary": _summary(value)}
-    return {"type": type_of(value), "values": _plain(value)}
+        return {"type": described(value), "summary": _summary(value)}
+    return {"type": described(value), "values": _plain(value)}
 
 
 def _plain(value: Any) -> Any:
@@ -133,7 +131,11 @@ def _summary(value: Any) -> str:
 
 def _save(outputs: dict[str, Any], folder: Path | None, file: Path | None) -> list[Path]:
     """The files that were written."""
-    arrays = {name: _storable(value) for name, value in outputs.items() if isinstance(value, np.ndarray)}
+    arrays = {
+        name: value.astype(np.str_) if value.dtype == object else value
+        for name, value in outputs.items()
+        if isinstance(value, np.ndarray)
+    }
     written = []
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -149,10 +151,6 @@ def _save(outputs: dict[str, Any], folder: Path | None, file: Path | None) -> li
     if left_out and (folder or file):
         note(f"not saved, because not tensors: {', '.join(left_out)}")
     return written
-
-
-def _storable(array: np.ndarray) -> np.ndarray:
-    return array.astype(np.str_) if array.dtype == object else array
 
 
 BEST: Final = 5

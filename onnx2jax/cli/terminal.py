@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import json
 import re
 import sys
 from collections.abc import Container, Iterable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from textwrap import indent
 from typing import Any, Final, NamedTuple
 
-import numpy as np
-
 from ..model.reports.table import table
-from ..progress import stage
-from ..proto.types import TensorType, ValueInfo
+from ..proto.types import ValueInfo
+from .parser import Arguments
 
 
 class Table(NamedTuple):
-    """A table of a command's result."""
+    """A table of a command's result; rows may be computed when it is printed."""
 
     title: str
     headers: Sequence[str]
@@ -48,7 +44,7 @@ class Table(NamedTuple):
         print(indent(table([self.headers, *rows], width=sys.maxsize), "  "))
 
 
-def print_result(arguments: argparse.Namespace, facts: Any, *parts: Table | object) -> None:
+def print_result(arguments: Arguments, facts: Any, *parts: Table | object) -> None:
     """Print a command's result: the facts with ``--json``, else the parts, or without parts the facts themselves.
 
     Facts have ``to_json``, or types of JSON.
@@ -61,11 +57,6 @@ def print_result(arguments: argparse.Namespace, facts: Any, *parts: Table | obje
             part.print()
         else:
             print(part)
-
-
-def loading(model: Path) -> Any:
-    """The progress of reading a model."""
-    return stage(f"loading {model.name}")
 
 
 _FLAGS: Final = {
@@ -129,10 +120,9 @@ def with_files(message: str, files: Iterable[str]) -> str:
         name, dtype = advice.groups()
         for path in (f.removeprefix(f"{name}=") for f in files if f.startswith(f"{name}=") or f.endswith(".npz")):
             old = f"np.load({path!r})"
-            new = f"{old}.astype({dtype!r})"
+            save, new = "save", f"{old}.astype({dtype!r})"
             if path.endswith(".npz"):
-                new = f"**{{**{old}, {name!r}: {old}[{name!r}].astype({dtype!r})}}"
-            save = "savez" if path.endswith(".npz") else "save"
+                save, new = "savez", f"**{{**{old}, {name!r}: {old}[{name!r}].astype({dtype!r})}}"
             return f'Convert it: python -c "import ml_dtypes, numpy as np; np.{save}({path!r}, {new})"'
         return advice[0]
 
@@ -144,12 +134,7 @@ def note(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def type_of(value: Any) -> str:
-    if isinstance(value, np.ndarray):
-        return str(TensorType(value.dtype, value.shape))
-    return f"{type(value).__name__} of {len(value)}" if hasattr(value, "__len__") else type(value).__name__
-
-
 def declaration(info: ValueInfo) -> dict[str, Any]:
-    """The name and the type of an input or output, in JSON types."""
-    return {"name": info.name, "type": str(info.type or "undeclared")}
+    """An input or output in JSON types: its name, its type and, if its rank is known, its shape."""
+    shape = {} if info.shape is None else {"shape": list(info.shape)}
+    return {"name": info.name, "type": str(info.type or "undeclared"), **shape}

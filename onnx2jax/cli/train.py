@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -22,18 +23,16 @@ from ..training.finetune import FineTuning
 from ..training.progress_bar import bar
 from ..training.training_model import TrainingModel
 from .inputs import load
-from .parser import CommandError, Parser, as_path, computing, reading, whole
-from .terminal import loading, note, print_result
+from .parser import Arguments, CommandError, Parser, as_path, computing, loading, reading, whole
+from .terminal import note, print_result
 
 LOSSES: Final = ("cross_entropy", "mse", "next_token")
-OPTIMIZERS: Final = ("adam", "adamw", "sgd")
 
 
 def add_train(parser: Parser) -> None:
     """Add the options of the command."""
-    parser.set_command(
-        _train,
-        example="train model.onnx digits.npz trained.onnx --loss cross_entropy --epochs 5",
+    parser.describe(
+        "train model.onnx digits.npz trained.onnx --loss cross_entropy --epochs 5",
         json="print the means of each epoch as JSON",
     )
     parser.add_argument("data", type=as_path, help="an .npz file of arrays by input, samples along their first axes")
@@ -56,14 +55,14 @@ def add_train(parser: Parser) -> None:
         "--target", metavar="NAME", help="the target array of the loss (default: the only array that is not an input)"
     )
     fine.add_argument("--of", metavar="OUTPUT", help="the output, or inner value, for the loss (default: the first)")
-    fine.add_argument("--optimizer", choices=OPTIMIZERS, default="adam", help="(default: %(default)s)")
+    fine.add_argument("--optimizer", choices=("adam", "adamw", "sgd"), default="adam", help="(default: %(default)s)")
     fine.add_argument("--learning-rate", type=float, default=1e-3, metavar="X", help="(default: %(default)s)")
     fine.add_argument("--trainable", action="append", metavar="PATTERN", help="parameters to train; repeatable")
     parser.add_computing(fine)
     fine.add_argument("--lora", type=whole, metavar="RANK", help="train adapters of that rank instead")
 
 
-def _train(arguments: argparse.Namespace) -> None:
+def do_train(arguments: Arguments) -> None:
     if arguments.resume and arguments.checkpoint is None:
         raise CommandError("--resume needs --checkpoint FILE.safetensors")
     for path in filter(None, (arguments.output, arguments.checkpoint)):  # fail before training, not after
@@ -103,21 +102,18 @@ class _Training(NamedTuple):
     save: Callable[[Any, Path], Any]
 
 
-def _training_info(file: Any, arguments: argparse.Namespace) -> _Training:
+def _training_info(file: Any, arguments: Arguments) -> _Training:
     for option in ("loss", "target", "of", "trainable", "lora"):
         if getattr(arguments, option) is not None:
             raise CommandError(f"the file has training_info, which defines what --{option} would")
     trainer = TrainingModel(file, rng=arguments.seed)
     trainer.initialize()
-
-    def step(state: Any, batch: Mapping[str, Any]) -> Any:
-        return trainer.step(state, batch, algorithm=arguments.algorithm)
-
-    inputs = [v for each in trainer.step_inputs.values() for v in each]
+    step = partial(trainer.step, algorithm=arguments.algorithm)
+    inputs = [*chain(*trainer.step_inputs.values())]
     return _Training(trainer.state, step, inputs, lambda state, path: save(trainer, path, state=state))
 
 
-def _fine_tuning(file: Any, data: Mapping[str, Any], arguments: argparse.Namespace) -> _Training:
+def _fine_tuning(file: Any, data: Mapping[str, Any], arguments: Arguments) -> _Training:
     if arguments.loss is None:
         raise CommandError(f"the file has no training_info: --loss {'|'.join(LOSSES)}")
     if arguments.algorithm is not None:
@@ -153,11 +149,10 @@ def _logits(graph: Graph, output: str) -> str:
         return output
     axis = node.attributes.get("axis", 1 if node.opset < 13 else -1)
     shape = {v.name: v.shape for v in graph.outputs}.get(output)
-    last = -1 if shape is None else len(shape) - 1
-    return node.inputs[0] if axis in (-1, last) or shape is None else output
+    return node.inputs[0] if shape is None or axis in (-1, len(shape) - 1) else output
 
 
-def _loss(arguments: argparse.Namespace, data: Mapping[str, Any], model: Any, output: str, optax: Any) -> Any:
+def _loss(arguments: Arguments, data: Mapping[str, Any], model: Any, output: str, optax: Any) -> Any:
     if arguments.loss == "next_token":
         return "next_token"
     others = [n for n in data if n not in {v.name for v in model.inputs} | model.optional.keys()]
@@ -210,26 +205,19 @@ def _samples(data: Mapping[str, np.ndarray]) -> int:
     return len(next(iter(data.values())))
 
 
-def _batches(data: Mapping[str, np.ndarray], size: int, seed: tuple[int, int]) -> Iterator[dict[str, np.ndarray]]:
-    """The batches of an epoch, shuffled by its seed, so that resumed runs see the same ones."""
-    count = _samples(data)
-    order = np.random.default_rng(seed).permutation(count)
-    for i in range(0, count - size + 1, size):
-        yield {n: v[order[i : i + size]] for n, v in data.items()}
-
-
 def _epoch(
     step: Callable[..., Any], state: Any, data: Mapping[str, np.ndarray], size: int, seed: tuple[int, int], what: str
 ) -> tuple[Any, dict[str, float]]:
-    """The state after an epoch, and the means of its metrics."""
-    history: dict[str, list[Any]] = {}
-    with bar(None, _samples(data) // size) as show:
-        for batch in _batches(data, size, seed):
-            state, metrics = step(state, batch)
+    """The state after an epoch, and the means of its metrics; its seed shuffles, so that resumed runs go on alike."""
+    order = np.random.default_rng(seed).permutation(_samples(data))
+    batches = order[: len(order) // size * size].reshape(-1, size)
+    history = []
+    with bar(None, len(batches)) as show:
+        for indices in batches:
+            state, metrics = step(state, {n: v[indices] for n, v in data.items()})
             metrics = {n: v for n, v in metrics.items() if np.size(v) == 1 and jnp.issubdtype(v.dtype, jnp.floating)}
             show(metrics)
-            for name, value in metrics.items():
-                history.setdefault(name, []).append(value)
-    if not history:
+            history.append(metrics)
+    if not metrics:
         note(f"{what}: the training step returns no scalar metrics")
-    return state, {n: float(np.mean([np.asarray(v, np.float64) for v in values])) for n, values in history.items()}
+    return state, {n: float(np.mean([np.asarray(scalars[n], np.float64) for scalars in history])) for n in metrics}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 from typing import Any
 
@@ -11,15 +10,14 @@ from ..model.files.join import join
 from ..model.files.save import save
 from ..model.model import Model
 from ..progress import stage
-from .parser import CommandError, Parser, as_path, converted
+from .parser import Arguments, CommandError, Parser, as_path, converted
 from .terminal import Table, declaration, print_result
 
 
 def add_simplify(parser: Parser) -> None:
     """Add the options of the command."""
-    parser.set_command(
-        _simplify,
-        example="simplify model.onnx small.onnx --dim batch=1",
+    parser.describe(
+        "simplify model.onnx small.onnx --dim batch=1",
         json="print the file's path, and counts before and after as JSON",
     )
     parser.add_argument("output", type=as_path, help="the file to write")
@@ -27,7 +25,7 @@ def add_simplify(parser: Parser) -> None:
     parser.add_dims("fix the extent of a dimension variable in the file (default: it stays dynamic)")
 
 
-def _simplify(arguments: argparse.Namespace) -> None:
+def do_simplify(arguments: Arguments) -> None:
     model = converted(arguments)
     with stage(f"simplifying {arguments.model.name}"):
         small = model.simplified(merge_products=arguments.merge_products)
@@ -55,9 +53,8 @@ def _counts(model: Model) -> dict[str, Any]:
 
 def add_join(parser: Parser) -> None:
     """Add the options of the command."""
-    parser.set_command(
-        _join,
-        example="join encoder.onnx classifier.onnx both.onnx --join features=x",
+    parser.describe(
+        "join encoder.onnx classifier.onnx both.onnx --join features=x",
         json="print the file's path, size, inputs and outputs as JSON",
         model=None,
     )
@@ -74,7 +71,7 @@ def add_join(parser: Parser) -> None:
     )
 
 
-def _join(arguments: argparse.Namespace) -> None:
+def do_join(arguments: Arguments) -> None:
     names: dict[str, list[str]] = {}
     for output, name in arguments.join:
         names.setdefault(output, []).append(name)
@@ -92,17 +89,15 @@ def _join(arguments: argparse.Namespace) -> None:
 
 def add_source(parser: Parser) -> None:
     """Add the options of the command."""
-    parser.set_command(
-        _source,
-        example="source model.onnx folder --dim batch=1",
-        json="print the module's path and number of lines as JSON",
+    parser.describe(
+        "source model.onnx folder --dim batch=1", json="print the module's path and number of lines as JSON"
     )
     parser.add_argument("folder", type=as_path, help="the folder of model.py and params.safetensors")
     parser.add_switch("--overwrite", "replace files of the folder that were edited")
     parser.add_dims("fix the extent of a dimension variable (default: it stays a name)")
 
 
-def _source(arguments: argparse.Namespace) -> None:
+def do_source(arguments: Arguments) -> None:
     model = converted(arguments)
     with stage(f"writing {arguments.folder}"):
         path = model.to_source(arguments.folder, overwrite=arguments.overwrite)

@@ -129,7 +129,7 @@ def test_join_writes_one_file_of_two(capsys: pytest.CaptureFixture[str], tmp_pat
     assert cli.main([*arguments, "--join", "logits=x", "--join", "logits=y"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert (facts["path"], facts["bytes"]) == (str(both), both.stat().st_size)
-    assert facts["outputs"] == [{"name": "p", "type": "float32[batch, 10]"}]
+    assert facts["outputs"] == [{"name": "p", "type": "float32[batch, 10]", "shape": ["batch", 10]}]
     images = np.random.default_rng(0).random((2, 1, 8, 8), np.float32)
     session = onnxruntime.InferenceSession(both)
     np.testing.assert_allclose(session.run(None, {"image": images})[0], convert(MODEL)(images) ** 2, rtol=1e-4)
@@ -154,9 +154,9 @@ def test_join_errors_list_inputs_and_outputs(
 def test_source_writes_a_module(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     model = str(demo_model())
     assert cli.main(["source", model, str(tmp_path / "digits"), "--dim", "batch=2", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    facts = json.loads(capsys.readouterr().out)
     text = (tmp_path / "digits" / "model.py").read_text()
-    assert found == {"path": str(tmp_path / "digits" / "model.py"), "lines": len(text.splitlines())}
+    assert facts == {"path": str(tmp_path / "digits" / "model.py"), "lines": len(text.splitlines())}
     assert "reshape(2, 1024)" in text
 
 
@@ -193,16 +193,16 @@ def test_commands_take_a_dtype(capsys: pytest.CaptureFixture[str], tmp_path: Pat
 
     values = {}
     for dtype in ("float32", "bfloat16"):
-        found = json.loads(out("run", MODEL, "--random", "--json", "--dtype", dtype))
-        values[dtype] = np.array(found["outputs"]["logits"]["values"])
+        facts = json.loads(out("run", MODEL, "--random", "--json", "--dtype", dtype))
+        values[dtype] = np.array(facts["outputs"]["logits"]["values"])
         folder = tmp_path / dtype
         out("export", MODEL, str(folder), "--platforms", "cpu", "--dtype", dtype)
         assert load_exported(folder).params["conv1.weight"].dtype == dtype
     error = abs(values["bfloat16"] - values["float32"]).max()
     assert 0 < error < 0.05 * abs(values["float32"]).max()
     assert "1 outputs compared with onnxruntime, 0 differ" in out("verify", MODEL, "--dtype", "bfloat16")
-    found = json.loads(out("bench", MODEL, "--rounds", "1", "--dtype", "bfloat16", "--json"))
-    assert {"onnx2jax", "onnxruntime"} == found["seconds"].keys()  # which are timed if outputs agree
+    facts = json.loads(out("bench", MODEL, "--rounds", "1", "--dtype", "bfloat16", "--json"))
+    assert {"onnx2jax", "onnxruntime"} == facts["seconds"].keys()  # which are timed if outputs agree
     prompt = ",".join(map(str, b"nineteen "))
     tokens = out("generate", str(demo_decoder()), "--prompt-ids", prompt, "--max-new-tokens", "6", *HALF)
     assert bytes(map(int, tokens.split())) == b"twenty"
