@@ -205,9 +205,9 @@ def test_training_info_excludes_loss_options(capsys: Capture, tmp_path: Path, di
 
 def test_operators_are_listed_by_domain_and_name(capsys: Capture) -> None:
     assert cli.main(["operators", "--domain", "ai.onnx", "--name", "softmax*", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert {o["name"] for o in found} == {"Softmax", "SoftmaxCrossEntropyLoss"}
-    assert found[0] == {"domain": "ai.onnx", "name": "Softmax", "since": [1, 13]}
+    operators = json.loads(capsys.readouterr().out)
+    assert {o["name"] for o in operators} == {"Softmax", "SoftmaxCrossEntropyLoss"}
+    assert operators[0] == {"domain": "ai.onnx", "name": "Softmax", "since": [1, 13]}
     assert cli.main(["operators", "--name", "Softmacks"]) == 2
     assert "no supported operator matches --name 'Softmacks' --domain '*'" in capsys.readouterr().err
 

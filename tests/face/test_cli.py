@@ -180,11 +180,11 @@ def test_an_array_of_another_type_is_converted_by_the_command_in_its_error(
         np.save(path, images)
     else:
         np.savez(path, image=images)
-    given = f"image={path}" if name.endswith("npy") else path
-    status, _, err = command("run", MODEL, "--input", given)
+    option = f"image={path}" if name.endswith("npy") else path
+    status, _, err = command("run", MODEL, "--input", option)
     assert status == 1 and "nothing is cast silently. Convert it: python -c" in err
     exec(shlex.split(err.partition("Convert it: ")[2])[2])
-    assert command("run", MODEL, "--input", given)[0] == 0
+    assert command("run", MODEL, "--input", option)[0] == 0
 
 
 @pytest.mark.parametrize(

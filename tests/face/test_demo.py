@@ -19,14 +19,14 @@ Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")
-def found() -> demo.Findings:
+def findings() -> demo.Findings:
     return demo.compute()
 
 
 @pytest.fixture
-def computed(found: demo.Findings, monkeypatch: pytest.MonkeyPatch) -> None:
+def computed(findings: demo.Findings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replaces the computation by its results."""
-    monkeypatch.setattr(demo, "compute", lambda: found)
+    monkeypatch.setattr(demo, "compute", lambda: findings)
 
 
 def test_the_bundled_model() -> None:
@@ -37,30 +37,32 @@ def test_the_bundled_model() -> None:
     assert demo_model().stat().st_size < 200_000
 
 
-def test_numbers(found: demo.Findings) -> None:
-    box = found.samples
-    assert found.reference_difference < 1e-4
-    assert found.vmap_difference < 1e-4
-    assert (found.predictions == box.labels).mean() > 0.9
-    np.testing.assert_array_equal(found.predictions, box.logits.argmax(-1))
-    np.testing.assert_allclose(found.probabilities.sum(-1), 1, rtol=1e-5)
-    assert found.saliency.shape == box.images.shape
-    assert found.gradient == pytest.approx(found.finite_difference, rel=0.02)
-    assert abs(found.gradient) > 0.1
-    assert all(seconds > 0 for seconds in found.timings)
+def test_numbers(findings: demo.Findings) -> None:
+    box = findings.samples
+    assert findings.reference_difference < 1e-4
+    assert findings.vmap_difference < 1e-4
+    assert (findings.predictions == box.labels).mean() > 0.9
+    np.testing.assert_array_equal(findings.predictions, box.logits.argmax(-1))
+    np.testing.assert_allclose(findings.probabilities.sum(-1), 1, rtol=1e-5)
+    assert findings.saliency.shape == box.images.shape
+    assert findings.gradient == pytest.approx(findings.finite_difference, rel=0.02)
+    assert abs(findings.gradient) > 0.1
+    assert all(seconds > 0 for seconds in findings.timings)
 
 
-def test_picture(found: demo.Findings, tmp_path: Path) -> None:
-    demo.draw(found, tmp_path / "picture.png")
+def test_picture(findings: demo.Findings, tmp_path: Path) -> None:
+    demo.draw(findings, tmp_path / "picture.png")
     with Image.open(tmp_path / "picture.png") as picture:
         assert picture.width > 800
         assert len(picture.convert("RGB").getcolors(1 << 24) or ()) > 100
 
 
 @pytest.mark.parametrize("colour", [True, False])
-def test_terminal(found: demo.Findings, colour: bool) -> None:
+def test_terminal(findings: demo.Findings, colour: bool) -> None:
     text = io.StringIO()
-    demo.show(found, Console(file=text, force_terminal=colour, color_system="truecolor" if colour else None, width=80))
+    demo.show(
+        findings, Console(file=text, force_terminal=colour, color_system="truecolor" if colour else None, width=80)
+    )
     shown = text.getvalue()
     assert ("▀" in shown) == colour
     assert ("█" in shown) != colour
@@ -68,7 +70,7 @@ def test_terminal(found: demo.Findings, colour: bool) -> None:
         assert word in shown
     if not colour:
         assert max(map(len, shown.splitlines())) <= 80
-        assert f"{found.predictions[0]}  {found.probabilities[0].max():.1%}" in shown
+        assert f"{findings.predictions[0]}  {findings.probabilities[0].max():.1%}" in shown
 
 
 @pytest.mark.usefixtures("without_rich")

@@ -68,12 +68,12 @@ def run(folder: Path, *blocks: str) -> subprocess.CompletedProcess[str]:
 
 def check(folder: Path) -> None:
     """Each of the 500 inputs has its result, once."""
-    found = []
+    predictions = []
     for file in (folder / "results").iterdir():
         with np.load(file) as rows:
-            found += zip(rows["id"].tolist(), rows["digit"].tolist(), strict=True)
+            predictions += zip(rows["id"].tolist(), rows["digit"].tolist(), strict=True)
     digits = np.resize(demo_samples()["logits"].argmax(-1), 50).tolist()
-    assert sorted(found) == [*enumerate(digits * 10)]
+    assert sorted(predictions) == [*enumerate(digits * 10)]
 
 
 @pytest.mark.parametrize(

@@ -64,13 +64,13 @@ def test_a_dict_is_the_input_itself_where_the_model_takes_a_map() -> None:
 def test_int32_is_widened_to_int64_exactly(as_jax: bool) -> None:
     called = onnx2jax.convert(text_model(INTEGERS))
     ids, x = np.array([2**31 - 1, -5], np.int32), np.float32([1, 2])
-    given = jnp.asarray(ids) if as_jax else ids
+    argument = jnp.asarray(ids) if as_jax else ids
     for _ in range(3):  # the full path, then the bound call
-        y, z = called(given, x)
-        ran = called.run(None, {"ids": given, "x": x})
-        for found in (y, ran[0]):
-            assert found.dtype == np.int64
-            np.testing.assert_array_equal(found, 2 * ids.astype(np.int64))
+        y, z = called(argument, x)
+        ran = called.run(None, {"ids": argument, "x": x})
+        for output in (y, ran[0]):
+            assert output.dtype == np.int64
+            np.testing.assert_array_equal(output, 2 * ids.astype(np.int64))
         np.testing.assert_array_equal(z, -x)
     ids[:] = 7
     np.testing.assert_array_equal(y, [2 * (2**31 - 1), -10])

@@ -86,12 +86,12 @@ def test_images_get_the_declared_size_and_channels(capsys: Capture, tmp_path: Pa
 
 def test_pixels_are_the_numbers_that_the_model_takes(capsys: Capture, tmp_path: Path) -> None:
     Image.new("RGB", (2, 2), (255, 51, 0)).save(tmp_path / "i.png")
-    given = ["--input", f"x={tmp_path}/i.png"]
+    flags = ["--input", f"x={tmp_path}/i.png"]
 
     def pixels(path: str, *options: str) -> Any:
         """By channel."""
-        found = np.array(ran(capsys, path, *given, *options)["x_again"]["values"])[0]
-        return (found[:, 0, 0] if len(found) == 3 else found[0, 0]).tolist()
+        image = np.array(ran(capsys, path, *flags, *options)["x_again"]["values"])[0]
+        return (image[:, 0, 0] if len(image) == 3 else image[0, 0]).tolist()
 
     path = same(tmp_path, np.float32, [1, 3, 2, 2])
     assert pixels(path, "--pixels", "0,255", "--bgr", "--mean", "1,2,3") == [-1, 49, 252]
@@ -103,7 +103,7 @@ def test_pixels_are_the_numbers_that_the_model_takes(capsys: Capture, tmp_path: 
     assert pixels(path) == pytest.approx([16, 59.8, 235])
     assert pixels(path, "--pixels", "0,1") == pytest.approx([0, 0.2, 1])
     assert pixels(same(tmp_path, np.uint8, [1, 2, 2, 3]), "--bgr") == [0, 51, 255]
-    assert "--mean is for inputs of floats" in refused(capsys, path, *given, "--mean", "1")
+    assert "--mean is for inputs of floats" in refused(capsys, path, *flags, "--mean", "1")
     assert "--bgr is for images, and no --input is one" in refused(capsys, path, "--random", "--bgr")
 
 
@@ -120,9 +120,9 @@ def test_the_largest_scores_of_a_classifier(capsys: Capture, tmp_path: Path) -> 
 
     assert classes(path, *command) is None
     (tmp_path / "l.txt").write_text("\n".join("abcdefghijkl"))
-    (found,) = classes(path, *command, "--labels", tmp_path / "l.txt")["x_again"]
-    assert [(row["class"], row["label"], row["score"]) for row in found[:2]] == [(11, "l", 11), (10, "k", 10)]
-    assert len(found) == 5 and found[0]["softmax"] == pytest.approx(0.6321, abs=1e-4)
+    (rows,) = classes(path, *command, "--labels", tmp_path / "l.txt")["x_again"]
+    assert [(row["class"], row["label"], row["score"]) for row in rows[:2]] == [(11, "l", 11), (10, "k", 10)]
+    assert len(rows) == 5 and rows[0]["softmax"] == pytest.approx(0.6321, abs=1e-4)
     assert cli.main(["run", path, *command, "--labels", str(tmp_path / "l.txt")]) == 0
     assert "largest scores of x_again" in (said := capsys.readouterr().out) and " 11     l      11 " in said
     (tmp_path / "two.json").write_text('{"0": "a", "1": "b"}')
@@ -133,14 +133,14 @@ def test_the_largest_scores_of_a_classifier(capsys: Capture, tmp_path: Path) -> 
     flat = helper.make_node("Flatten", ["x"], ["y"], axis=1)
     proto = model([flat], [value("x", np.float32, [1, 1, 2, 6])], [value("y", np.float32, [1, 12])])
     onnx.save(proto, tmp_path / "m.onnx")
-    given = ["--input", f"x={image}"]
-    assert classes(path, *given)["y"][0][0] == {"class": 0, "score": pytest.approx(0.2)}
+    flags = ["--input", f"x={image}"]
+    assert classes(path, *flags)["y"][0][0] == {"class": 0, "score": pytest.approx(0.2)}
     labels = {str(i): f"label {i}" for i in range(12)}
     (tmp_path / "config.json").write_text(json.dumps({"id2label": labels}))
-    assert classes(path, *given)["y"][0][0]["label"] == "label 0"
+    assert classes(path, *flags)["y"][0][0]["label"] == "label 0"
     proto.metadata_props.add(key="names", value=str({i: f"name {i}" for i in range(12)}))
     onnx.save(proto, tmp_path / "m.onnx")
-    assert classes(path, *given)["y"][0][0]["label"] == "name 0"
+    assert classes(path, *flags)["y"][0][0]["label"] == "name 0"
 
 
 def test_another_batch_than_the_files(capsys: Capture, tmp_path: Path) -> None:
@@ -151,8 +151,8 @@ def test_another_batch_than_the_files(capsys: Capture, tmp_path: Path) -> None:
     assert cli.main(["run", path, "--random", "--rebatch"]) == 1
     assert "Name them: --batch-axis NAME=AXIS" in capsys.readouterr().err
     axes = ["--batch-axis", "x=0", "--batch-axis", "more=1", "--batch-axis", "more_again=1"]
-    found = ran(capsys, path, "--random", *axes, "--dim", "batch=6")
-    assert [v["type"] for v in found.values()] == ["float32[6, 3]", "float32[4, 6]"]
+    outputs = ran(capsys, path, "--random", *axes, "--dim", "batch=6")
+    assert [v["type"] for v in outputs.values()] == ["float32[6, 3]", "float32[4, 6]"]
     assert cli.main(["run", path, "--random", *axes, "--dim", "batch=3"]) == 1
     said = capsys.readouterr().err
     assert "a batch of 3 is no multiple of 2" in said and "InGroups" not in said

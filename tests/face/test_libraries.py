@@ -52,9 +52,9 @@ def int8() -> onnx2jax.Model:
 @pytest.fixture(scope="module")
 def decoder() -> tuple[onnx2jax.Model, dict[str, Any]]:
     """A decoder with weights of 4 bits, and inputs."""
-    found = onnx2jax.convert(group_query(bits="symmetric").proto)
-    types = {v.name: v.reshaped([d if isinstance(d, int) else 1 for d in v.shape or ()]).type for v in found.inputs}
-    return found, {n: np.ones(t.shape, t.dtype) for n, t in types.items()}  # type: ignore[union-attr]
+    decoder = onnx2jax.convert(group_query(bits="symmetric").proto)
+    types = {v.name: v.reshaped([d if isinstance(d, int) else 1 for d in v.shape or ()]).type for v in decoder.inputs}
+    return decoder, {n: np.ones(t.shape, t.dtype) for n, t in types.items()}  # type: ignore[union-attr]
 
 
 Network = tuple[onnx2jax.Model, dict[str, Any]]
@@ -78,7 +78,7 @@ every_network = pytest.mark.parametrize("network", NETWORKS, indirect=True)
 
 @every_network
 def test_jax_stacks_scans_and_donates(network: Network) -> None:
-    own, feeds = network
+    original, feeds = network
 
     @partial(jax.jit, donate_argnums=0)
     def step(model: onnx2jax.Model) -> Any:
@@ -86,29 +86,29 @@ def test_jax_stacks_scans_and_donates(network: Network) -> None:
         after, _ = jax.lax.scan(lambda model, _: (jax.tree.map(lambda v: v + 0 * v, model), ()), model, jnp.arange(2))
         return after, jax.vmap(lambda model: model(feeds))(several), model(feeds)
 
-    donated = jax.tree.map(jnp.copy, own)
+    donated = jax.tree.map(jnp.copy, original)
     after, stacked, y = step(donated)
     assert isinstance(after, onnx2jax.Model) and all(v.is_deleted() for v in jax.tree.leaves(donated))
-    same(jax.tree.leaves(after), jax.tree.leaves(own))
-    wanted = own(feeds)
-    for found in (y, jax.tree.map(lambda v: v[1], stacked)):
-        close(jax.tree.leaves(found), jax.tree.leaves(wanted))
+    same(jax.tree.leaves(after), jax.tree.leaves(original))
+    wanted = original(feeds)
+    for result in (y, jax.tree.map(lambda v: v[1], stacked)):
+        close(jax.tree.leaves(result), jax.tree.leaves(wanted))
 
 
 @pytest.mark.parametrize("network", NETWORKS[1:], indirect=True)
 def test_jax_differentiates_floating_leaves(network: Network) -> None:
-    own, feeds = network
+    original, feeds = network
 
     def total(model: onnx2jax.Model) -> Any:
         return jax.tree.leaves(model(feeds))[0].sum()
 
     with pytest.raises(TypeError, match=r"grad requires real- or complex-valued inputs.*uint8"):
-        jax.grad(total)(own)
+        jax.grad(total)(original)
     eqx = pytest.importorskip("equinox", reason="needs equinox")
     both = jax.jit(lambda model: (jax.grad(total, allow_int=True)(model), eqx.filter_grad(total)(model)))
-    slopes, mixed = both(own)
+    slopes, mixed = both(original)
     floating = {n for n, v in slopes.params.items() if v.dtype != jax.dtypes.float0}
-    assert floating == own.floating_params.keys() < own.params.keys()
+    assert floating == original.floating_params.keys() < original.params.keys()
     assert {n for n, v in mixed.params.items() if v is not None} == floating
     close({n: mixed.params[n] for n in floating}, {n: slopes.params[n] for n in floating})
 
@@ -190,8 +190,8 @@ def test_orbax_keeps_a_model(network: Network, tmp_path: Path) -> None:
         checkpointer.save(tmp_path / "model", {"model": changed, "step": 3})
         checkpointer.wait_until_finished()
         shapes = jax.eval_shape(lambda: network[0])
-        found = checkpointer.restore(tmp_path / "model", {"model": shapes, "step": 0})
-    same(found["model"], changed)
+        restored = checkpointer.restore(tmp_path / "model", {"model": shapes, "step": 0})
+    same(restored["model"], changed)
 
 
 # ------------------------------------------------------------------------------------------------------ equinox

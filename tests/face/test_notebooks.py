@@ -60,13 +60,13 @@ def execute(*paths: Path, smaller: bool = False) -> list[Any]:
     those after it.
     """
     notebooks = [nbformat.read(path, as_version=4) for path in paths]
-    together = nbformat.v4.new_notebook()
+    combined = nbformat.v4.new_notebook()
     for path, notebook in zip(paths, notebooks, strict=True):
         for old, new in SMALLER.get(path.stem, {}).items() if smaller else ():
             (cell,) = (c for c in notebook.cells if old in c.source)
             cell.source = cell.source.replace(old, new)
         ends = [nbformat.v4.new_code_cell(source) for source in (START, END)]
-        together.cells += [ends[0], *notebook.cells, ends[1]]
+        combined.cells += [ends[0], *notebook.cells, ends[1]]
     with tempfile.TemporaryDirectory() as folder:
         kernel = Path(folder) / "this"
         kernel.mkdir()
@@ -78,7 +78,7 @@ def execute(*paths: Path, smaller: bool = False) -> list[Any]:
         specs = KernelSpecManager(kernel_dirs=[folder], ensure_native_kernel=False)
         sockets = str(kernel / "ipc")  # instead of the working tree
         manager = AsyncKernelManager(kernel_name="this", kernel_spec_manager=specs, transport="ipc", ip=sockets)
-        client = NotebookClient(together, km=manager, timeout=300, record_timing=False, coalesce_streams=True)
+        client = NotebookClient(combined, km=manager, timeout=300, record_timing=False, coalesce_streams=True)
         client.owns_km = True  # so that it ends the kernel and closes its sockets
         client.execute()
     for notebook in notebooks:

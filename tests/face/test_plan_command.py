@@ -28,15 +28,15 @@ def described(tmp_path: Path) -> Path:
 def test_more_devices_than_available(described: Path, capfd: pytest.CaptureFixture[str]) -> None:
     mesh = "data=3,model=4"
     assert cli.main(["plan", str(described), "--mesh", mesh, "--plan", "data+tensor", "--dim=batch=24", "--json"]) == 0
-    found = json.loads(capfd.readouterr().out)
+    facts = json.loads(capfd.readouterr().out)
     weights = (4 * 2 + 2 + 2 * 2 + 2) * 4  # w1 by columns and its bias, w2 by rows, b2 replicated
     sizes = {"parameters": 4 * 8 + 8 + 8 * 2 + 2, "weight_bytes": weights, "input_bytes": 8 * 4 * 4}
-    assert {n: found[n] for n in ("mesh", "dims", *sizes)} == {
+    assert {n: facts[n] for n in ("mesh", "dims", *sizes)} == {
         **{"mesh": {"data": 3, "model": 4}, "dims": {"batch": 24}},
         **sizes,
     }
-    assert found["exchanges"] == [{"kind": "all-reduce", "number": 1, "bytes": 8 * 2 * 4}]
-    assert found["flops"] >= 2 * 8 * (4 * 2 + 2 * 2)
+    assert facts["exchanges"] == [{"kind": "all-reduce", "number": 1, "bytes": 8 * 2 * 4}]
+    assert facts["flops"] >= 2 * 8 * (4 * 2 + 2 * 2)
 
 
 def test_plans_in_a_process_with_devices(described: Path) -> None:
@@ -90,9 +90,9 @@ def test_extents_of_a_decoder_are_those_of_a_step(tmp_path: Path) -> None:
     for v in (v for v in proto.graph.input if v.name.startswith("past")):
         v.type.tensor_type.shape.dim[3].dim_param = "size"
     onnx.save(proto, tmp_path / "m.onnx")
-    found = cost(tmp_path / "m.onnx", {"model": 2}, "tensor", dims={"past_sequence_length": 7})
+    estimate = cost(tmp_path / "m.onnx", {"model": 2}, "tensor", dims={"past_sequence_length": 7})
     lengths = {"sequence_length": 1, "total_sequence_length": 8, "past_sequence_length": 7}
-    assert found.dims == {"batch_size": 1, **lengths, "size": 16} and found.flops
+    assert estimate.dims == {"batch_size": 1, **lengths, "size": 16} and estimate.flops
     model = convert(tmp_path / "m.onnx")
     with pytest.raises(OperatorError) as caught, sized(model, {}):
         model.summary()

@@ -43,19 +43,19 @@ def names() -> Iterator[tuple[str, Any]]:
             yield from ((f"{name}.{inner}", getattr(value, inner)) for inner in exported)
             continue
         for inner, thing in sorted(vars(value).items()):
-            own = getattr(thing, "__module__", "") == value.__name__ and not inner.startswith("_")
-            if own and (inspect.isclass(thing) or name != "errors"):
+            is_own = getattr(thing, "__module__", "") == value.__name__ and not inner.startswith("_")
+            if is_own and (inspect.isclass(thing) or name != "errors"):
                 yield f"{name}.{inner}", thing
 
 
 def members(value: type) -> dict[str, Any]:
     """The public members of a class and of its bases in this package; instance attributes map to None."""
-    found: set[str] = set()
+    names: set[str] = set()
     for owner in (c for c in value.__mro__ if c.__module__.startswith("onnx2jax.")):
-        found |= {*inspect.get_annotations(owner), *vars(owner)}
+        names |= {*inspect.get_annotations(owner), *vars(owner)}
         if "__init__" in vars(owner) and owner.__init__.__module__ == owner.__module__ and not is_dataclass(owner):
-            found |= attributes(owner.__init__)
-    return {n: getattr(value, n, None) for n in sorted(found) if not n.startswith("_") or n == "__call__"}
+            names |= attributes(owner.__init__)
+    return {n: getattr(value, n, None) for n in sorted(names) if not n.startswith("_") or n == "__call__"}
 
 
 def attributes(function: Any) -> set[str]:
@@ -129,8 +129,8 @@ from onnx2jax.ops import index, registry
 described = sum("_operator" in vars(v) for versions in registry._OPERATORS.values() for v in versions)
 assert 0 < described < 12, described  # of 200 in the modules that the file needs
 with ThreadPoolExecutor(8) as threads:
-    found = [list(threads.map(lambda key: registry.resolve(*key), index.MODULES)) for _ in range(2)]
-assert None not in found[0] and all(a is b and registry.is_built_in(a) for a, b in zip(*found))
+    resolved = [list(threads.map(lambda key: registry.resolve(*key), index.MODULES)) for _ in range(2)]
+assert None not in resolved[0] and all(a is b and registry.is_built_in(a) for a, b in zip(*resolved))
 """
 
 

@@ -74,7 +74,7 @@ class Server:
     def send(self, *inputs: Any) -> list[Future[tuple[int, Any]]]:
         """Answers to come; returns when all requests wait in the queue."""
         before = self.module.queue.qsize()
-        answers = [self.clients.submit(self.ask, given) for given in inputs]
+        answers = [self.clients.submit(self.ask, feeds) for feeds in inputs]
         wait_until(lambda: self.module.queue.qsize() == before + len(inputs))
         return answers
 

@@ -46,16 +46,16 @@ def test_pyright_accepts_the_typed_program_and_finds_typos(tmp_path: Path) -> No
     typos = tmp_path / "typos.py"
     lines = ["import onnx2jax", "onnx2jax.convrt", "onnx2jax.training.FineTunin", "onnx2jax.Model.cutt"]
     typos.write_text("\n".join(lines))
-    found = pyright(typed_use.__file__, typos)["generalDiagnostics"]
-    errors = [(Path(e["file"]).name, e["range"]["start"]["line"]) for e in found if e["severity"] == "error"]
-    assert errors == [("typos.py", 1), ("typos.py", 2), ("typos.py", 3)], found
+    diagnostics = pyright(typed_use.__file__, typos)["generalDiagnostics"]
+    errors = [(Path(e["file"]).name, e["range"]["start"]["line"]) for e in diagnostics if e["severity"] == "error"]
+    assert errors == [("typos.py", 1), ("typos.py", 2), ("typos.py", 3)], diagnostics
 
 
 @pytest.mark.extended
 def test_every_public_name_has_a_complete_type() -> None:
     """Of classes, all attributes and methods that they define or inherit, and the types of those."""
-    found = pyright("--verifytypes", "onnx2jax", "--ignoreexternal")["typeCompleteness"]["symbols"]
-    symbols = {n: s for s in found for n in (s["name"], *s.get("alternateNames", ()))}
+    entries = pyright("--verifytypes", "onnx2jax", "--ignoreexternal")["typeCompleteness"]["symbols"]
+    symbols = {n: s for s in entries for n in (s["name"], *s.get("alternateNames", ()))}
     for module in map(importlib.import_module, PUBLIC):
         for name in getattr(module, "__all__", [n for n in vars(module) if f"{module.__name__}.{n}" in symbols]):
             value = getattr(module, name)
