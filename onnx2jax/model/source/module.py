@@ -230,7 +230,9 @@ class _ModuleWriter:
         functions = [*(f for f in self.emitter.functions if f.reference in read), *layers]
         for function in [*functions, block]:
             nest(function, self.wanted, self.extents, is_model=function is block)
-        everything = "\n".join(texts([*functions, block]))
+        unpacked, read = self._unpacked(block)
+        arrays = {a: text for i, (a, text) in enumerate(self._arrays().items()) if f"input {i}" in read}
+        everything = "\n".join([*texts([*functions, block]), *arrays.values()])
         used = {n for n in imports.whys if re.search(rf"\b{n}\(", everything)}
         wide = any(map(has_wide, [*functions, block])) or any(map(is_wide, self.values))
         head = Head(
@@ -251,7 +253,9 @@ class _ModuleWriter:
         lines: list[str] = []
         for function in functions:
             lines += ["", "", *tidy([*renderer.function(function)])]
-        lines += ["", "", *(["@in_64_bits"] if head.wide else []), *self._model(block, renderer, results)]
+        opening = [line for a, text in arrays.items() for line in layout(f"{a} = {renderer.text(text)}", 4)]
+        model = self._model(block, renderer, results, [*opening, *unpacked])
+        lines += ["", "", *(["@in_64_bits"] if head.wide else []), *model]
         lines += ["", "", *table(tables)] if tables else []
         above = head.lines("\n".join(lines))
         return SourceModule("\n".join([*above, *lines]) + "\n", head.constants, head.attributes, self.deviations)
@@ -261,26 +265,27 @@ class _ModuleWriter:
         fields = [re.sub(r"^_", "output_", f) for f in field_names(v.name for v in self.spec.outputs)]
         return dict(zip(fields, map(self._described, self.spec.outputs, results), strict=True))
 
-    def _model(self, block: Block, renderer: Renderer, results: Sequence[Value]) -> list[str]:
-        """The function ``model``."""
-        several, pairs = len(self.spec.outputs) > 1, list(zip(self.arguments, self.inputs, strict=True))
+    def _arrays(self) -> dict[str, str]:
+        """The arrays that arguments become; the file's value for an optional one that is left out."""
+        arrays = {}
+        for argument, info in zip(self.arguments, self.inputs, strict=True):
+            arrays[argument] = f"jnp.asarray({argument}, {_jnp(_dtype(info))})"
+            if info.name in self.spec.optional:
+                default = self.emitter.array(self.emitter.initializer(self.graph, info.name))
+                arrays[argument] = f"{default} if {argument} is None else {arrays[argument]}"
+        return arrays
+
+    def _model(self, block: Block, renderer: Renderer, results: Sequence[Value], opening: Sequence[str]) -> list[str]:
+        """The function ``model``; ``opening``: its lines that read the arguments."""
         defaults = {v.name: " | None = None" for v in self.spec.optional.values()}
+        pairs = zip(self.arguments, self.inputs, strict=True)
         formals = ["params: dict[str, jax.Array]", *(f"{a}: jax.Array{defaults.get(v.name, '')}" for a, v in pairs)]
         formals += ["*", "rng: jax.Array"] if self.emitter.draws else []
-        signature = f"({', '.join(formals)}) -> {'Outputs' if several else 'jax.Array'}:"
-        opening = [f"    {line}".rstrip() for line in self._docstring(results)]
-        unpacked, read = self._unpacked(block)
-        for i, (argument, value) in enumerate(pairs):
-            text = f"jnp.asarray({argument}, {_jnp(_dtype(value))})"
-            if value.name in defaults:
-                default = self.emitter.array(self.emitter.initializer(self.graph, value.name))
-                text = f"{renderer.text(default)} if {argument} is None else {text}"
-            if f"input {i}" in read:
-                opening += layout(f"{argument} = {text}", 4)
-        opening += unpacked
+        signature = f"({', '.join(formals)}) -> {'Outputs' if len(results) > 1 else 'jax.Array'}:"
+        docstring = [f"    {line}".rstrip() for line in self._docstring(results)]
         names = {f"input {i}": argument for i, argument in enumerate(self.arguments)} | self.extents
         block.formals = "".join(map(mark, names))
-        return tidy([*renderer.function(block, signature, opening, names)])
+        return tidy([*renderer.function(block, signature, [*docstring, *opening], names)])
 
     def _unpacked(self, block: Block) -> tuple[list[str], set[str]]:
         """Lines that name the extents that the model reads; references that are read, those of the inputs included."""

@@ -317,6 +317,14 @@ def test_a_branch_that_does_not_fit_raises_with_the_fix(tmp_path: Path) -> None:
     np.testing.assert_allclose(module.model(module.load_params(), x), jax.jit(model)(x), rtol=1e-5)
 
 
+def test_a_large_default_of_an_input_is_saved(tmp_path: Path) -> None:
+    text = "taken (float[30] x, int64[30] k) => (float[30] y) { y = Gather(x, k) }"
+    model = onnx2jax.convert(Case(text, (), weights={"k": RNG.permutation(30)}).proto)
+    module, x = imported(model.to_source(tmp_path)), normal(30)
+    assert 'k = CONSTANTS["k"] if k is None else jnp.asarray(k, jnp.int64)' in model.source
+    np.testing.assert_array_equal(module.model({}, x), model(x))
+
+
 def test_types_that_safetensors_lacks_are_restored(tmp_path: Path) -> None:
     text = """packed (float[2, 4] x) => (float[2, 4] y) <float s = {0.5}>
     { w = DequantizeLinear(q, s) y = MatMul(x, w) }"""
