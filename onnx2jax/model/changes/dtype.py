@@ -77,13 +77,14 @@ def _named(graph: Graph, patterns: Sequence[str]) -> set[str]:
 def with_declared(graph: Graph, names: Collection[str], dtype: np.dtype) -> Graph:
     """The graph with some of its float32 inputs and outputs declared in ``dtype``."""
 
-    def declared(info: ValueInfo) -> ValueInfo:
-        kind = info.type
-        if info.name not in names or not isinstance(kind, TensorType) or kind.dtype != np.float32:
-            return info
-        return replace(info, type=replace(kind, dtype=dtype))
+    inputs, outputs = (tuple(_declared(v, names, dtype) for v in ends) for ends in (graph.inputs, graph.outputs))
+    return replace(graph, inputs=inputs, outputs=outputs)
 
-    return replace(graph, inputs=tuple(map(declared, graph.inputs)), outputs=tuple(map(declared, graph.outputs)))
+
+def _declared(info: ValueInfo, names: Collection[str], dtype: np.dtype) -> ValueInfo:
+    if info.name not in names or not isinstance(info.type, TensorType) or info.type.dtype != np.float32:
+        return info
+    return replace(info, type=replace(info.type, dtype=dtype))
 
 
 def computed_again(model: Any, graph: Graph) -> Graph:
@@ -96,7 +97,5 @@ def with_narrow_ends(model: Any, names: Collection[str]) -> Any:
     dtype, spec = model.settings.dtype, model.spec
     if dtype is None:
         return model
-    graph = with_declared(spec.graph, names, dtype)
-    declared = {v.name: v for v in graph.inputs}
-    inputs = tuple(replace(v, type=declared[v.name].type) if v.name in names else v for v in spec.inputs)
-    return model._replace(replace(spec, graph=computed_in(graph, dtype), inputs=inputs))
+    graph = computed_in(with_declared(spec.graph, names, dtype), dtype)
+    return model._replace(replace(spec, graph=graph, inputs=tuple(_declared(v, names, dtype) for v in spec.inputs)))

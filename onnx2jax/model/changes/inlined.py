@@ -71,7 +71,7 @@ class _Inlining:
     def of(cls, graph: Graph, node: Node, branch: str) -> _Inlining | None:
         """The names that keep all names unique; None if an output would need a node more, or random numbers change."""
         body: Graph = node.attributes[branch]
-        nested = [g for g in _own(body) if g is not body]
+        nested = [g for n in body.nodes for g in _inside(n)]
         ends = [v.name for v in body.outputs]
         replaced = any(n.domain.startswith("onnx2jax.") for g in body.walk() for n in g.nodes)
         if body.draws or replaced or len(set(ends)) < len(ends) or not body.defines >= set(ends):
@@ -97,7 +97,7 @@ class _Inlining:
         keys = {body.key(n): self._value(n) for n in body.initializers}
         for n in body.nodes:
             old, label = inside(body.path, n.name), self.nodes[n.name]
-            keys |= {g.key(k): label + g.key(k)[len(old) :] for e in n.graphs for g in _own(e) for k in g.initializers}
+            keys |= {g.key(k): label + g.key(k)[len(old) :] for g in _inside(n) for k in g.initializers}
         place = graph.nodes.index(node)
         initializers = {self._value(n): v for n, v in body.initializers.items()}
         infos = {self._value(n): replace(v, name=self._value(n)) for n, v in body.value_info.items()}
@@ -111,7 +111,7 @@ class _Inlining:
             value_info={**infos, **graph.value_info},
             quantization={**graph.quantization, **quantization},
         )
-        gone = {g.key(n) for e in node.graphs for g in _own(e) for n in g.initializers} - keys.keys()
+        gone = {g.key(n) for g in _inside(node) for n in g.initializers} - keys.keys()
         changes = {keys.get(n, n): v for n, v in spec.changes.items() if n not in gone}
         origin = None if spec.origin is None else spec.origin.changed(self)
         return replace(spec, graph=new, changes=changes, types={}, origin=origin), new
@@ -160,9 +160,9 @@ class _Inlining:
             getattr(graph, part).extend(getattr(body, part))
 
 
-def _own(graph: Graph) -> Iterator[Graph]:
-    """A graph and those inside its nodes, without functions."""
-    yield graph
-    for node in graph.nodes:
-        for inner in node.graphs:
-            yield from _own(inner)
+def _inside(node: Node) -> Iterator[Graph]:
+    """The graphs inside a node, and those inside their nodes, without functions."""
+    for graph in node.graphs:
+        yield graph
+        for inner in graph.nodes:
+            yield from _inside(inner)

@@ -65,10 +65,10 @@ def _check(model: Any) -> None:
         "dtype": model.settings.dtype,
         "weights": len({n.name for n in nodes}) < len(nodes),  # several replace one of the file
     }
-    if given := [n for n, v in options.items() if v]:
+    if option := next((n for n, v in options.items() if v), None):
         raise UnsupportedError(
-            f"a model converted with {given[0]}= cannot be simplified: save(convert(file).simplified(), path), and "
-            f"convert(path, {given[0]}=...)"
+            f"a model converted with {option}= cannot be simplified: save(convert(file).simplified(), path), and "
+            f"convert(path, {option}=...)"
         )
     if model.origin is not None and model.origin.open().message.training_info:
         raise UnsupportedError(
@@ -99,18 +99,18 @@ class _Simplification:
         """The graph, with fewer nodes."""
         free, captured = {v.name for v in graph.inputs}, graph.captures
         changes, types = self.spec.changes, self.spec.types
-        own = {n: to_host(changes.get(graph.key(n), v)) for n, v in graph.initializers.items() if n not in free}
-        constants = {n: v for n, v in self.constants.items() if n in captured} | own
-        weights = (self.weights & captured) | {n for n in own if graph.key(n) in types}
+        arrays = {n: to_host(changes.get(graph.key(n), v)) for n, v in graph.initializers.items() if n not in free}
+        constants = {n: v for n, v in self.constants.items() if n in captured} | arrays
+        weights = (self.weights & captured) | {n for n in arrays if graph.key(n) in types}
         outer = {n: v for n, v in self.values.items() if n in captured}
         # Inside Loop and Scan the types of inputs follow from the operands, not from declarations.
         values, extents = known_values(graph, () if graph.path else graph.inputs, constants, weights, outer)
         new = with_constant_targets(graph, values, extents, self.taken)
         new = without_no_ops(folded(new, constants, weights, values), values)
-        own = {n: own.get(n, v) for n, v in new.initializers.items() if n not in free}
+        arrays = {n: arrays.get(n, v) for n, v in new.initializers.items() if n not in free}
         keys = analysis.parameters(new).keys()
-        new = _live(without_duplicates(new, {n: v for n, v in own.items() if new.key(n) not in keys}))
-        known = constants | own
+        new = _live(without_duplicates(new, {n: v for n, v in arrays.items() if new.key(n) not in keys}))
+        known = constants | arrays
 
         def constant(name: str) -> Any:
             return load(known[name]) if name in known else None
@@ -121,7 +121,7 @@ class _Simplification:
         changed = {n: v for n, v in new.initializers.items() if v is not graph.initializers.get(n)}
         inside = replace(
             self,
-            constants={**self.constants, **own, **changed},
+            constants={**self.constants, **arrays, **changed},
             weights=self.weights | weights | changed.keys(),
             values={**self.values, **values},
         )
@@ -165,8 +165,8 @@ def with_products_merged(graph: Graph, constant: Callable[[str], Any], taken: se
     for node in graph.nodes:
         if (node.domain, node.op_type) != ("", "MatMul") or node.opset < SPLIT or node.devices:
             continue
-        own = node.inputs[1] in graph.initializers and readers[node.inputs[1]] == 1
-        weight = constant(node.inputs[1]) if own else None
+        name = node.inputs[1]
+        weight = constant(name) if name in graph.initializers and readers[name] == 1 else None
         if weight is not None and weight.ndim == 2 and weight.dtype.name in ("float16", "bfloat16", "float32"):
             groups.setdefault((node.inputs[0], len(weight), weight.dtype), []).append((node, weight))
     merged: dict[str, Sequence[Node]] = {}  # what takes the place of a node, by its name

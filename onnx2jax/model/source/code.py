@@ -249,8 +249,5 @@ def _opening(text: str, end: int) -> int:
 
 
 def _items(body: str) -> Iterator[str]:
-    start = 0
-    for place, _ in _at_top(body, (", ",)):
-        yield body[start:place]
-        start = place + 2
-    yield body[start:].rstrip(",")
+    for start, end in pairwise([0, *(place + 2 for place, _ in _at_top(body, (", ",))), len(body)]):
+        yield body[start:end].rstrip(", ")

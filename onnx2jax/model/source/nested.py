@@ -91,20 +91,17 @@ def _branch(statement: Statement) -> None:
     if len(results) != len(statement.blocks) or not results or " if " not in statement.text:
         return
     for call, block in results.items():
-        several = len(_elements(block.result)) > 1
+        tree = _parsed(block.result)
+        several = isinstance(tree, ast.Tuple) and len(tree.elts) > 1
         statement.text = statement.text.replace(call, f"({block.result})" if several else block.result)
     statement.blocks, statement.inside = (), ()
-
-
-def _elements(text: str) -> Sequence[ast.expr]:
-    tree = _parsed(text)
-    return tree.elts if isinstance(tree, ast.Tuple) else [tree]
 
 
 # -------------------------------------------------------------------------------------------------------- parentheses
 
 _PRECEDENCE: Final[Mapping[type[ast.AST], int]] = {
-    **{ast.BitOr: 1, ast.BitXor: 2, ast.BitAnd: 3, ast.Add: 4, ast.Sub: 4, ast.Pow: 7},
+    **{ast.IfExp: -1, ast.Compare: 0, ast.BitOr: 1, ast.BitXor: 2, ast.BitAnd: 3, ast.Add: 4, ast.Sub: 4},
+    **{ast.UnaryOp: 6, ast.Pow: 7},
     **{ast.MatMult: 5, ast.Mult: 5, ast.Div: 5, ast.FloorDiv: 5, ast.Mod: 5},
 }
 _ATOM: Final = 9
@@ -164,17 +161,7 @@ def _is_here(value: object) -> bool:
 
 
 def _level(tree: ast.expr) -> int:
-    match tree:
-        case ast.IfExp():
-            return -1
-        case ast.Compare():
-            return 0
-        case ast.BinOp():
-            return _PRECEDENCE[type(tree.op)]
-        case ast.UnaryOp():
-            return 6
-        case _:
-            return _ATOM
+    return _PRECEDENCE.get(type(tree.op if isinstance(tree, ast.BinOp) else tree), _ATOM)
 
 
 def _parsed(text: str) -> ast.expr:
