@@ -315,13 +315,12 @@ def _trips(loop: HloInstruction, computations: Computations) -> int:
     """How often the body of a loop runs; 1 where nobody knows."""
     if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.line):
         return int(known[1])
-    todo, bounds, seen = [_called(loop, "condition")], [1], set[str]()
-    while todo:
-        name = todo.pop()
-        if name not in seen:
-            seen.add(name)
-            for instruction in computations.get(name, {}).values():
-                if instruction.opcode == "constant" and (value := re.search(r"constant\((\d+)\)", instruction.line)):
-                    bounds.append(int(value[1]))
-                todo += re.findall(r"calls=%?([\w.\-]+)", instruction.line)
-    return max(bounds)
+    return max(_constants(_called(loop, "condition"), computations), default=1)
+
+
+def _constants(name: str, computations: Computations) -> Iterator[int]:
+    """The positive integers in a computation and in those that it calls."""
+    for instruction in computations.get(name, {}).values():
+        yield from map(int, re.findall(r" constant\(([1-9]\d*)\)", instruction.line))
+        for called in re.findall(r"calls=%?([\w.\-]+)", instruction.line):
+            yield from _constants(called, computations)

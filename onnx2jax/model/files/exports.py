@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ...errors import known_keywords
-from ...ir.graph import Graph
-from ...proto.types import ValueInfo
-
-if TYPE_CHECKING:
-    from ...sharding.rules import Placement
 
 
 class Exports:
     """The methods of a Model that write files."""
-
-    graph: Graph
-    inputs: tuple[ValueInfo, ...]
-    outputs: tuple[ValueInfo, ...]
-    placement: Placement | None
-    params: Any
-    apply: Callable[..., Any]
 
     def save(self, path: str | os.PathLike[str], **options: Any) -> Path:
         """Write the model with its present weights to an ONNX file: ``onnx2jax.save(model, path)``.

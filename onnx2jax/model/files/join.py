@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import Message
 
 from ...errors import InputNameError, InputShapeError, InputTypeError, ModelError, UnsupportedError, did_you_mean
 from ...ir.file import check_keywords
@@ -100,12 +102,12 @@ def _connections(one: Any, other: Any, names: Mapping[str, str | Sequence[str]])
     seam: dict[str, str] = {}
     if not names:
         raise InputNameError(f"nothing is joined: map some of the outputs {outputs} to some of the inputs {inputs}")
-    for output, taken in names.items():
+    for output, becomes in names.items():
         if output not in outputs:
             raise InputNameError(
                 f"the first model has no output {output!r}; it has {outputs}{did_you_mean(output, outputs)}"
             )
-        for name in (taken,) if isinstance(taken, str) else taken:
+        for name in (becomes,) if isinstance(becomes, str) else becomes:
             if name not in inputs:
                 raise InputNameError(
                     f"the second model has no input {name!r}; it has {inputs}{did_you_mean(name, inputs)}"
@@ -118,10 +120,10 @@ def _connections(one: Any, other: Any, names: Mapping[str, str | Sequence[str]])
 
 def _in_memory(parts: Sequence[Opened]) -> dict[str, np.ndarray]:
     """Move the bytes of all tensors into the messages, or of large and external ones into buffers, by location."""
-    every = [(p, t) for p in parts for t, _ in tensors(p.message)]
-    small = sum(nbytes(t) for _, t in every) < INLINE_LIMIT
+    located = [(p, t) for p in parts for t, _ in tensors(p.message)]
+    small = sum(nbytes(t) for _, t in located) < INLINE_LIMIT
     buffers: dict[str, np.ndarray] = {}
-    for part, tensor in every:
+    for part, tensor in located:
         if tensor.data_location != EXTERNAL and (small or tensor.data_type == STRING or nbytes(tensor) < 1024):
             part.attach(tensor)
             continue
@@ -263,7 +265,7 @@ def _unified_dimensions(
                 theirs.setdefault(b, a)
             elif isinstance(a, str) and isinstance(b, int):
                 mine[a] = b
-    first, second = (set(_variables(g)) for g in (one, other))
+    first, second = ({d.dim_param for d in _dimensions(g)} for g in (one, other))
     theirs = {n: mine.get(d, d) if isinstance(d, str) else d for n, d in theirs.items()}
     return mine, _new_names((first & second) - theirs.keys(), first | second, prefix) | theirs
 
@@ -293,33 +295,22 @@ def _extent_pairs(actual: Any, required: Any, where: str) -> Iterator[tuple[Any,
         yield from _extent_pairs(actual.value, required.value, where)
 
 
-def _types(graph: Any) -> Iterator[Any]:
-    """The shapes of all declared types in a graph and those inside."""
-    for inner in nested_graphs(graph):
-        for value in (*inner.input, *inner.output, *inner.value_info):
-            yield from _shapes(value.type)
-
-
-def _shapes(kind: Any) -> Iterator[Any]:
-    for field, value in kind.ListFields():
-        if field.name in ("tensor_type", "sparse_tensor_type"):
-            yield value.shape
-        elif field.name in ("sequence_type", "optional_type"):
-            yield from _shapes(value.elem_type)
-        elif field.name == "map_type":
-            yield from _shapes(value.value_type)
-
-
-def _variables(graph: Any) -> Iterator[str]:
-    yield from (d.dim_param for shape in _types(graph) for d in shape.dim if d.dim_param not in UNNAMED)
+def _dimensions(message: Any) -> Iterator[Any]:
+    """The dimension variables of all types that are declared in a message, at any depth."""
+    for field, value in message.ListFields():
+        kind = field.message_type
+        inner: Any = (value,) if isinstance(value, Message) else value
+        if kind is not None and kind.name == "Dimension":
+            yield from (d for d in inner if d.dim_param not in UNNAMED)
+        elif kind is not None and kind.name != "TensorProto":
+            yield from chain.from_iterable(map(_dimensions, inner))
 
 
 def _declare(graph: Any, dims: Mapping[str, str | int]) -> None:
     """Rename dimension variables, or replace them by extents."""
-    for shape in _types(graph):
-        for d in shape.dim:
-            new = dims.get(d.dim_param) if d.dim_param else None
-            if isinstance(new, int):
-                d.dim_value = new
-            elif new is not None:
-                d.dim_param = new
+    for d in _dimensions(graph):
+        extent = dims.get(d.dim_param, d.dim_param)
+        if isinstance(extent, int):
+            d.dim_value = extent
+        else:
+            d.dim_param = extent

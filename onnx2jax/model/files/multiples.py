@@ -44,14 +44,20 @@ def needed_multiples(
         tried = dict.fromkeys(tuple((k * odd) % STEPS for k in steps.values()) for odd in BITS)
         return all(fits({sizes[n]: EXTENT + more for n, more in zip(steps, one, strict=True)}) for one in tried)
 
-    def fits(own: Mapping[str, int]) -> bool:
+    def fits(extents: Mapping[str, int]) -> bool:
         """Whether every node takes these extents of symbols."""
-        numbers = {
-            n: [d if isinstance(d, int) else evaluated(str(d), lambda s: own.get(s, EXTENT)) for d in shape]
-            for n, shape in shapes.items()
-        }
-        typed = tuple(v.reshaped(numbers[v.name]) if v.name in numbers else v for v in graph.inputs)
-        return not _refuses(replace(graph, inputs=typed))
+
+        def extent(d: Any) -> int:
+            return d if isinstance(d, int) else evaluated(str(d), lambda symbol: extents.get(symbol, EXTENT))
+
+        inputs = tuple(v.reshaped([*map(extent, shapes[v.name])]) if v.name in shapes else v for v in graph.inputs)
+        evaluation = _Refusals(Extents(0))
+
+        def run() -> None:
+            evaluation.graph(replace(graph, inputs=inputs))
+
+        without_data(run)
+        return not evaluation.has_refused
 
     if not sizes or accepts(dict.fromkeys(sizes, 1)):
         return {}
@@ -63,17 +69,6 @@ def needed_multiples(
         first = bisect_left(powers, True, key=lambda k: accepts({**dict.fromkeys(sizes, STEPS), name: k}))
         coarsest[name] = 2**first
     return {n: k for n, k in coarsest.items() if k > 1} if accepts(coarsest) else {}
-
-
-def _refuses(graph: Graph) -> bool:
-    """Whether a node of a graph refuses its operands."""
-    evaluation = _Refusals(Extents(0))
-
-    def run() -> None:
-        evaluation.graph(graph)
-
-    without_data(run)
-    return evaluation.has_refused
 
 
 class _Refusals(Abstract):

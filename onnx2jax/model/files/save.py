@@ -146,18 +146,18 @@ def _opened(model: Any, params: Mapping[str, Any] | None, state: Any) -> tuple[O
 
 
 def _write(opened: Opened, path: Path, external_data: bool | str | None, size_threshold: int) -> None:
-    every = list(tensors(opened.message))
-    external = _external(opened, every, external_data, size_threshold)
+    message_tensors = list(tensors(opened.message))
+    external = _external(opened, message_tensors, external_data, size_threshold)
     if not external:
         with atomic.replacing(path) as file:
-            file.write(_serialized(opened, every))
+            file.write(_serialized(opened, message_tensors))
         return
     data, older = _data_path(path, external_data if isinstance(external_data, str) else f"{path.name}.data")
 
     def message(placed: Mapping[Path, Path]) -> bytes:
         for tensor in external:
             _set(tensor, location=placed[data].name)
-        return _serialized(opened, every)
+        return _serialized(opened, message_tensors)
 
     atomic.replace_all(path, {data: partial(_write_data, opened, external)}, message)
     for file in older:  # left by a killed save
@@ -228,25 +228,25 @@ def _assign_sparse(opened: Opened, sparse: Any, array: np.ndarray) -> None:
 
 
 def _external(
-    opened: Opened, every: list[tuple[Any, str]], external_data: bool | str | None, threshold: int
+    opened: Opened, message_tensors: list[tuple[Any, str]], external_data: bool | str | None, threshold: int
 ) -> list[Any]:
     """The tensors to write to the data file; the others are in the message."""
     if external_data is False:
-        for tensor, _ in every:
+        for tensor, _ in message_tensors:
             if tensor.data_location == EXTERNAL:
                 data = bytes(opened.data(tensor))
                 tensor.ClearField("external_data")
                 tensor.ClearField("data_location")
                 opened.put(tensor, data)
         return []
-    move = external_data is not None or _size(opened, every) > INLINE_LIMIT
+    move = external_data is not None or _size(opened, message_tensors) > INLINE_LIMIT
 
     def is_external(tensor: Any, field: str) -> bool:
         # Only initializers are moved: few runtimes support external data in attributes.
         movable = move and field == "initializer" and tensor.data_type not in (0, STRING)
         return tensor.data_location == EXTERNAL or (movable and nbytes(tensor) >= max(threshold, 1))
 
-    return [t for t, field in every if is_external(t, field)]
+    return [t for t, field in message_tensors if is_external(t, field)]
 
 
 def _write_data(opened: Opened, external: list[Any], file: Any) -> None:
@@ -316,19 +316,19 @@ def _locations(path: Path) -> set[str]:
     return {_location(tensor) for tensor, _ in tensors(message)} - {""}
 
 
-def _size(opened: Opened, every: list[tuple[Any, str]]) -> int:
+def _size(opened: Opened, message_tensors: list[tuple[Any, str]]) -> int:
     """Bytes of the message, including tensors in memory that are not external."""
-    inside = [t for t, _ in every if t.data_location != EXTERNAL and opened.get(t) is not None]
+    inside = [t for t, _ in message_tensors if t.data_location != EXTERNAL and opened.get(t) is not None]
     return opened.message.ByteSize() + sum(map(nbytes, inside))
 
 
-def _serialized(opened: Opened, every: list[tuple[Any, str]]) -> bytes:
-    size = _size(opened, every)
+def _serialized(opened: Opened, message_tensors: list[tuple[Any, str]]) -> bytes:
+    size = _size(opened, message_tensors)
     if size > PROTOBUF_LIMIT:
         raise ModelError(
             f"the model would have {size} bytes without its data file, protobuf's limit is 2 GiB; "
             "move more out: save(..., external_data=True, size_threshold=0)"
         )
-    for tensor, _ in every:
+    for tensor, _ in message_tensors:
         opened.attach(tensor)
     return opened.message.SerializeToString()
