@@ -81,20 +81,20 @@ class Staged(Placement):
 
 def staged(nodes: Sequence[Node], of_nodes: Mapping[Key, int]) -> list[int]:
     """The stage of each node; one without joins the last producer that it reads, or its first consumer."""
-    found: list[int | None] = []
+    stages: list[int | None] = []
     produced: dict[str, int] = {}
     for node in nodes:
         stage = of_nodes.get(key(node), max((produced[n] for n in node.reads if n in produced), default=None))
-        found.append(stage)
+        stages.append(stage)
         if stage is not None:
             produced.update((n, stage) for n in node.outputs if n)
     read: dict[str, int] = {}
     for i, node in reversed(list(enumerate(nodes))):
-        stage = found[i]
+        stage = stages[i]
         if stage is None:
-            stage = found[i] = min((read[n] for n in node.outputs if n in read), default=0)
+            stage = stages[i] = min((read[n] for n in node.outputs if n in read), default=0)
         read.update((n, stage) for n in node.reads)
-    return [stage or 0 for stage in found]
+    return [stage or 0 for stage in stages]
 
 
 def homes(graph: Graph, stages: Sequence[int]) -> dict[str, int]:
@@ -145,13 +145,9 @@ def _crossing(graph: Graph) -> list[int]:
     last: dict[str, int] = {v.name: len(graph.nodes) for v in graph.outputs}
     for i, node in enumerate(graph.nodes):
         last.update((n, max(i, last.get(n, 0))) for n in node.reads)
-    change = [0] * (len(graph.nodes) + 2)
-    for i, node in enumerate(graph.nodes):
-        for name in filter(None, node.outputs):
-            if last.get(name, i) > i:
-                change[i + 1] += 1
-                change[last[name] + 1] -= 1
-    return list(accumulate(change))
+    spans = [(i, last.get(n, i)) for i, node in enumerate(graph.nodes) for n in node.outputs if n]
+    begins, ends = (np.bincount(places, minlength=len(graph.nodes) + 1) for places in zip(*spans, strict=True))
+    return [0, *np.cumsum(begins - ends).tolist()]
 
 
 def _divided(mesh: Mesh, count: int) -> dict[str, int]:

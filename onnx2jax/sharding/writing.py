@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..errors import ShardingError
@@ -101,13 +101,9 @@ def _sharding(tensor: str, sharding: NamedSharding, numbers: Mapping[jax.Device,
     """A NamedSharding in ONNX's form: the devices of each shard, the first axis outermost (rule DV-07)."""
     mesh: Mesh = sharding.mesh  # type: ignore[assignment]
     over = [(axis, mesh_axes(entry)) for axis, entry in enumerate(sharding.spec) if entry is not None]
-    counts = [int(np.prod([mesh.shape[n] for n in names])) for _, names in over]
-    holders: dict[tuple[int, ...], list[int]] = {index: [] for index in np.ndindex(*counts)}
-    for place, device in np.ndenumerate(mesh.devices):
-        at = dict(zip(mesh.axis_names, place, strict=True))
-        index = tuple(
-            int(np.ravel_multi_index([at[n] for n in names], [mesh.shape[n] for n in names])) for _, names in over
-        )
-        holders[index].append(numbers[device])
-    splits = tuple(Split(axis, count) for (axis, _), count in zip(over, counts, strict=True))
-    return Sharding(tensor, tuple(tuple(sorted(g)) for g in holders.values()), splits, tuple(a for a, _ in over))
+    splits = tuple(Split(axis, math.prod(mesh.shape[n] for n in names)) for axis, names in over)
+    sharded = [n for _, names in over for n in names]
+    order = [mesh.axis_names.index(n) for n in (*sharded, *(n for n in mesh.axis_names if n not in sharded))]
+    groups = mesh.devices.transpose(order).reshape(math.prod(s.shards for s in splits), -1)
+    holders = tuple(tuple(sorted(numbers[d] for d in group)) for group in groups)
+    return Sharding(tensor, holders, splits, tuple(axis for axis, _ in over))
