@@ -57,7 +57,7 @@ def generated(model: Decoder, prompt: list[int], **others: np.ndarray) -> tuple[
     state = call.state
     logits = [np.array(state.logits[0], np.float32)]
     for count in range(2, STEPS + 2):
-        state = call.run(state, count)
+        state = model._programs.loop(state, count, call.choice, call.controls)
         logits.append(np.array(state.logits[0], np.float32))
     return np.asarray(state.tokens)[0, : STEPS + 1].tolist(), np.stack(logits)
 
