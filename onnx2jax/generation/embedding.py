@@ -14,6 +14,7 @@ import numpy as np
 from ..errors import UnsupportedError
 from ..model.caches import ROLES
 from ..model.model import Model
+from ..proto.types import TensorType
 
 PREFIX: Final = "embed/"
 """Prefix of the embedding's parameter names."""
@@ -39,15 +40,15 @@ class Embedding:
         self.lookup: Model | None = None
         self._is_changed = False
         if self.model is not None:
-            names = [v.name for v in self.model.inputs]
-            tokens = next((n for n in names if re.fullmatch(ROLES["tokens"], n)), None)
-            if tokens is None:
+            types = {v.name: v.type for v in self.model.inputs}
+            tokens = next((n for n in types if re.fullmatch(ROLES["tokens"], n)), "")
+            if not isinstance(kind := types.get(tokens), TensorType):
                 raise UnsupportedError(
                     f"the embedding model {self.model.graph.name!r} has no token input such as input_ids: "
-                    f"it has {names}"
+                    f"it has {[*types]}"
                 )
-            self._tokens = tokens
-            self.others = tuple(n for n in names if n != tokens)
+            self._tokens, self._dtype = tokens, kind.dtype
+            self.others = tuple(n for n in types if n != tokens)
             self.lookup = _lookup(self.model, tokens) if self.others else self.model
 
     def over(self, lookup: Model | None) -> Embedding:
@@ -69,17 +70,15 @@ class Embedding:
         """Embeddings [batch, count, size] of tokens int[batch, count]; traceable."""
         if self.lookup is None:
             return jnp.asarray(self.function(tokens))
-        dtype = next(v.type.dtype for v in self.lookup.inputs if v.name == self._tokens)  # type: ignore[union-attr]
-        own = {n.removeprefix(PREFIX): v for n, v in params.items() if n.startswith(PREFIX)}
-        return self.lookup.apply(own, **{self._tokens: tokens.astype(dtype)})
+        rows = {n.removeprefix(PREFIX): v for n, v in params.items() if n.startswith(PREFIX)}
+        return self.lookup.apply(rows, **{self._tokens: tokens.astype(self._dtype)})
 
     def embed_prompts(self, tokens: np.ndarray, others: Mapping[str, Any]) -> Any:
         """Embeddings of prompts if one of ``others`` is given, else the tokens themselves; runs the model eagerly."""
-        given = {n: np.asarray(others[n]) for n in self.others if n in others}
-        if not given or (model := self._whole) is None:
+        features = {n: np.asarray(others[n]) for n in self.others if n in others}
+        if not features or (model := self._whole) is None:
             return tokens
-        dtype = next(v.type.dtype for v in model.inputs if v.name == self._tokens)  # type: ignore[union-attr]
-        return model.run(None, {self._tokens: tokens.astype(dtype), **given})[0]
+        return model.run(None, {self._tokens: tokens.astype(self._dtype), **features})[0]
 
 
 def _lookup(model: Model, tokens: str) -> Model:

@@ -16,11 +16,9 @@ _AFTER: Final = "after=, the result of an earlier generate"
 GENERATING: Final = {
     "do_sample": "sampling='temperature', or 'greedy', the default",
     **{n: _SAMPLING.format(n) for n in ("temperature", "top_k", "top_p", "min_p")},
+    **{n: _BEAMS.format(n) for n in ("beams", "length_penalty", "early_stopping")},
     "num_beams": _BEAMS.format("beams"),
     "num_return_sequences": "a list with the prompt several times, [prompt] * n",
-    "beams": _BEAMS.format("beams"),
-    "length_penalty": _BEAMS.format("length_penalty"),
-    "early_stopping": _BEAMS.format("early_stopping"),
     "eos_token_id": "stop=, tokens or strings",
     "stop_strings": "stop=",
     "stopping_criteria": "stop=, or leave the loop over decoder.stream(...)",
@@ -28,32 +26,24 @@ GENERATING: Final = {
     "max_length": "max_new_tokens=, without the prompt; length= is that of the cache",
     "max_tokens": "max_new_tokens=",
     "max_new_tokens": "length=, of the cache, with all later tokens",
-    "min_length": _PROCESSOR,
-    "min_new_tokens": _PROCESSOR,
-    "no_repeat_ngram_size": _PROCESSOR,
-    "bad_words_ids": _PROCESSOR,
-    "frequency_penalty": f"repetition_penalty=, or {_PROCESSOR}",
-    "presence_penalty": f"repetition_penalty=, or {_PROCESSOR}",
+    **dict.fromkeys(("min_length", "min_new_tokens", "no_repeat_ngram_size", "bad_words_ids"), _PROCESSOR),
+    **dict.fromkeys(("frequency_penalty", "presence_penalty"), f"repetition_penalty=, or {_PROCESSOR}"),
     "logits_processor": _PROCESSOR,
     "logits_processors": "decoder.generate(..., logits_processors=[f])",
-    "repetition_penalty": "decoder.generate(..., repetition_penalty=)",
     "logprobs": "decoder.generate(..., logprobs=True)",
-    "sampling": "decoder.generate(..., sampling=)",
     "rng": "decoder.generate(..., sampling=..., rng=)",
-    "after": "decoder.generate(..., after=)",
+    **{n: f"decoder.generate(..., {n}=)" for n in ("repetition_penalty", "sampling", "after")},
     "output_scores": "logprobs=True",
     "output_logits": "logprobs=True, or a loop over decoder.step",
     "return_dict_in_generate": "tokens as the prompt, decoder.encode(text): the result is a Generation",
     "input_ids": "the first argument: decoder.generate(tokens)",
-    "inputs": "the first argument: decoder.generate(prompt)",
-    "prompt": "the first argument: decoder.generate(prompt)",
+    **dict.fromkeys(("inputs", "prompt"), "the first argument: decoder.generate(prompt)"),
     "messages": "the first argument: decoder.generate(messages)",
     "past_key_values": _AFTER,
     "use_cache": "nothing: there is always a cache",
     "streamer": "decoder.stream(prompt), an iterator",
     "assistant_model": "decoder.speculate(prompt, draft=decoder)",
-    "generator": "rng=, a seed or a PRNG key",
-    "seed": "rng=, a seed or a PRNG key",
+    **dict.fromkeys(("generator", "seed"), "rng=, a seed or a PRNG key"),
     "generation_config": "keywords; generation_config.json beside the file is read",
 }
 """Keywords of Hugging Face's and OpenAI's generation -> what to use."""
@@ -63,21 +53,19 @@ LOADING: Final = {
     "max_length": "context=",
     "device_map": "mesh= and shardings=",
     "torch_dtype": "dtype=",
-    "quantization_config": "weights=; docs/guides/quantize.md",
-    "load_in_4bit": "weights=; docs/guides/quantize.md",
-    "load_in_8bit": "weights=; docs/guides/quantize.md",
+    **dict.fromkeys(("quantization_config", "load_in_4bit", "load_in_8bit"), "weights=; docs/guides/quantize.md"),
     "trust_remote_code": "nothing: a file of weights runs no code",
 }
 """The same, for loading a model."""
 
 
 def check_generating(
-    given: Iterable[str], accepted: Collection[str], inputs: Iterable[str], function: Callable[..., Any]
+    names: Iterable[str], accepted: Collection[str], inputs: Iterable[str], function: Callable[..., Any]
 ) -> None:
     """Checks the keywords that a method of a decoder passes to the model's inputs.
 
     Args:
-        given: their names.
+        names: of these keywords.
         accepted: names of inputs that may be passed.
         inputs: those of them that the decoder does not fill.
         function: the method.
@@ -85,7 +73,7 @@ def check_generating(
     Raises:
         InputNameError: the model has no such input; the message names the keyword to use.
     """
-    for name in given:
+    for name in names:
         if name in accepted and not name.startswith("\0"):
             continue
         if name in GENERATING:
@@ -98,12 +86,12 @@ def check_generating(
         )
 
 
-def check_loading(given: Iterable[str]) -> None:
+def check_loading(names: Iterable[str]) -> None:
     """Checks the keywords of ``decoder``.
 
     Raises:
         InputNameError: a keyword is another library's; the message names the one to use.
     """
-    for name in given:
+    for name in names:
         if name in LOADING:
             raise InputNameError(f"decoder has no keyword {name!r}: use {LOADING[name]}")

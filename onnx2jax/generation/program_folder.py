@@ -13,7 +13,7 @@ from ..runtime.program_cache import Entry, Kept, Store
 from .graphs import compiled_models
 from .steps import Steps
 
-OWN_PREFIX: Final = f"{__name__.split('.')[0]}."
+PACKAGE: Final = f"{__name__.split('.')[0]}."
 """Prefix of this package's modules: its functions are identified by name, as the package version is in each key."""
 
 
@@ -81,5 +81,5 @@ def _key_text(part: Any) -> str | None:
     if not callable(part):
         return repr(part)
     module, name = getattr(part, "__module__", ""), getattr(part, "__qualname__", "")
-    ours = module.startswith(OWN_PREFIX) and getattr(sys.modules.get(module), name, None) is part
+    ours = module.startswith(PACKAGE) and getattr(sys.modules.get(module), name, None) is part
     return f"{module}.{name}" if ours else None

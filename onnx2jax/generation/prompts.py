@@ -21,13 +21,13 @@ One = str | list[dict[str, str]]
 Several = list[str] | tuple[str, ...]
 
 
-def check_outside(given: Any) -> None:
+def check_outside(arguments: Any) -> None:
     """Checks that no JAX transformation is being traced: generation compiles and runs programs of its own.
 
     Raises:
         InputTypeError: an argument is a tracer, or the call is inside a ``jit``.
     """
-    if compat.in_a_program() or any(isinstance(v, jax.core.Tracer) for v in jax.tree.leaves(given)):
+    if compat.in_a_program() or any(isinstance(v, jax.core.Tracer) for v in jax.tree.leaves(arguments)):
         raise InputTypeError(
             "generate cannot run inside jit, vmap or grad: call it outside; or write the loop with decoder.prefill and "
             "decoder.step, which are pure functions"
@@ -67,10 +67,10 @@ def device_arrays(inputs: Mapping[str, Any]) -> dict[str, jax.Array]:
     Raises:
         InputTypeError: one is no array.
     """
-    found = {n: v if hasattr(v, "dtype") else as_array(n, v) for n, v in inputs.items()}
-    if wrong := [n for n, v in found.items() if v.dtype == object or v.dtype.kind in "SU"]:
+    arrays = {n: v if hasattr(v, "dtype") else as_array(n, v) for n, v in inputs.items()}
+    if wrong := [n for n, v in arrays.items() if v.dtype == object or v.dtype.kind in "SU"]:
         raise InputTypeError(f"input {wrong[0]!r} is {inputs[wrong[0]]!r}, not an array of numbers")
-    return {n: jnp.array(v) for n, v in found.items()}
+    return {n: jnp.array(v) for n, v in arrays.items()}
 
 
 def prompt_rows(tokens: Prompts, mask: Any, vocabulary: int | None) -> list[np.ndarray]:
@@ -121,19 +121,19 @@ def one_text(tokens: Any, vocabulary: int | None) -> list[int]:
     [3, 5]
     """
     try:
-        found = np.asarray(tokens)
+        ids = np.asarray(tokens)
     except ValueError:  # lists that differ in length
-        found = None
-    if found is None or sum(n > 1 for n in found.shape) > 1:
+        ids = None
+    if ids is None or sum(n > 1 for n in ids.shape) > 1:
         raise InputValueError(
             f"decode takes one text, and tokens has {len(tokens)}: [decoder.decode(t) for t in tokens]"
         )
-    if found.size and (found.dtype.kind not in "iuf" or (found % 1 != 0).any()):
+    if ids.size and (ids.dtype.kind not in "iuf" or (ids % 1 != 0).any()):
         raise InputValueError(f"tokens is {tokens!r:.80}: token ids of one text, which are whole numbers")
-    if found.size and not (found.min() >= 0 and (vocabulary is None or found.max() < vocabulary)):
+    if ids.size and not (ids.min() >= 0 and (vocabulary is None or ids.max() < vocabulary)):
         valid = "0 or more" if vocabulary is None else f"0 to {vocabulary - 1}"
-        raise InputValueError(f"decode is given tokens from {found.min()} to {found.max()}; tokens are {valid}")
-    return [int(t) for t in found.ravel()]
+        raise InputValueError(f"decode is given tokens from {ids.min()} to {ids.max()}; tokens are {valid}")
+    return [int(t) for t in ids.ravel()]
 
 
 def stacked(
@@ -164,19 +164,17 @@ def stop_sequences(stop: Any) -> list[list[int]]:
     """
     stop = stop.tolist() if hasattr(stop, "tolist") else stop
     several = [s.tolist() if hasattr(s, "tolist") else s for s in (stop if isinstance(stop, Sequence) else [stop])]
-    found = [s if isinstance(s, Sequence) else [s] for s in several]
-    if any(not s or not all(_is_token(t) for t in s) for s in found):
+    sequences = [s if isinstance(s, Sequence) else [s] for s in several]
+    if any(not s or not all(map(_is_token, s)) for s in sequences):
         raise InputValueError(f"stop is {stop!r}: a token, or several, each a token or a list of tokens, 0 or more")
-    return [[int(t) for t in s] for s in found]
+    return [[int(t) for t in s] for s in sequences]
 
 
 def _is_token(value: Any) -> bool:
     return isinstance(value, int | np.integer) and value is not True and bool(0 <= value <= np.iinfo(np.int32).max)
 
 
-def as_choice(
-    sampling: Any, rng: Any, processors: Any = (), penalty: Any = 1.0, logprobs: bool = False
-) -> tuple[Choice, dict[str, Any]]:
+def as_choice(sampling: Any, rng: Any, processors: Any, penalty: Any, logprobs: Any) -> tuple[Choice, dict[str, Any]]:
     """How tokens are chosen, and its traced controls.
 
     Returns:

@@ -187,12 +187,9 @@ def as_arrays(sampling: Sampling) -> Sampling:
     Raises:
         InputValueError: JAX built it of leaves that are out of their range.
     """
-    sampling = replace(sampling)
-    temperature, top_p, min_p = (
-        jnp.asarray(getattr(sampling, n), np.float32) for n in ("temperature", "top_p", "min_p")
-    )
-    top_k = jnp.asarray(min(sampling.top_k, np.iinfo(np.int32).max), np.int32)
-    return _unflattened(None, (temperature, top_k, top_p, min_p))
+    values = vars(replace(sampling))
+    top_k = jnp.asarray(min(values["top_k"], np.iinfo(np.int32).max), np.int32)
+    return _unflattened(None, [top_k if n == "top_k" else jnp.asarray(values[n], np.float32) for n in _ACCEPTED])
 
 
 def greedy(logits: Any, key: Any = None) -> Any:
