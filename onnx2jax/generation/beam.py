@@ -80,7 +80,7 @@ def search(programs: Programs, state: LoopState, width: int, limit: int, control
             are finished. The ``others`` have one row for each prompt.
     """
     pairs, batch, others = programs.steps.pairs, state.last.shape[0], controls["others"]
-    others = {n: _repeat(v, width, 0) if np.ndim(v) and v.shape[0] == batch else v for n, v in others.items()}
+    others = {n: jnp.repeat(v, width, 0) if np.ndim(v) and v.shape[0] == batch else v for n, v in others.items()}
     controls = {**controls, "others": others}
 
     def beams() -> Hoisted:
@@ -98,7 +98,9 @@ def search(programs: Programs, state: LoopState, width: int, limit: int, control
                 logits, cache = step(weights, search.cache, last.reshape(-1), controls["others"])
                 return _advance(replace(search, cache=cache), logits, pairs, controls)
 
-            return _finish(lax.while_loop(more, body, search), controls)
+            search = lax.while_loop(more, body, search)  # then live beams of prompts that are not done count, too
+            scores = jnp.where(search.done[:, None], -np.inf, search.sums / _length_divisor(search.count, controls))
+            return _merge_finished(search, search.tokens, scores, search.count)
 
         return run, weights
 
@@ -110,14 +112,14 @@ def search(programs: Programs, state: LoopState, width: int, limit: int, control
 def _initial(cache: Cache, logits: Any, controls: Controls, pairs: Mapping[str, Pair], width: int) -> Search:
     """The search state after prefill, with the best first tokens."""
     batch, room = cache.live.shape
-    values = {n: _repeat(v, width, pairs[n].batch or 0) for n, v in cache.values.items()}
-    cache = replace(cache, values=values, live=_repeat(cache.live, width, 0))
+    values = {n: jnp.repeat(v, width, pairs[n].batch or 0) for n, v in cache.values.items()}
+    cache = replace(cache, values=values, live=jnp.repeat(cache.live, width, 0))
     tokens = jnp.zeros((batch, width, room), np.int32)
     sums = jnp.where(jnp.arange(width) == 0, 0.0, jnp.float32(-np.inf)) + jnp.zeros((batch, 1), np.float32)
     scores = jnp.full((batch, width), -np.inf, np.float32)
     lengths = jnp.zeros((batch, width), np.int32)
     search = Search(cache, tokens, sums, jnp.int32(0), tokens, scores, lengths, jnp.zeros(batch, bool))
-    return _advance(search, _repeat(logits, width, 0), pairs, controls)
+    return _advance(search, jnp.repeat(logits, width, 0), pairs, controls)
 
 
 def _advance(search: Search, logits: Any, pairs: Mapping[str, Pair], controls: Controls) -> Search:
@@ -161,15 +163,5 @@ def _merge_finished(search: Search, tokens: Any, scores: Any, count: Any) -> Sea
     return replace(search, finished=finished, scores=best, lengths=jnp.take_along_axis(lengths, indices, axis=1))
 
 
-def _finish(search: Search, controls: Controls) -> Search:
-    """Merges the live beams into the finished hypotheses, for prompts that are not done."""
-    scores = jnp.where(search.done[:, None], -np.inf, search.sums / _length_divisor(search.count, controls))
-    return _merge_finished(search, search.tokens, scores, search.count)
-
-
 def _length_divisor(count: Any, controls: Controls) -> Any:
     return count.astype(np.float32) ** controls["length_penalty"]
-
-
-def _repeat(value: Any, width: int, axis: int) -> Any:
-    return jnp.repeat(value, width, axis=axis)

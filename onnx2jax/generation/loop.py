@@ -110,10 +110,9 @@ class Programs:
 
     def resume(self, cache: Cache, tokens: Any, choice: Choice, controls: Controls) -> LoopState:
         """As ``prefill``, with tokens int[batch, count] appended to an existing cache, which is not donated."""
-        steps = self.steps
 
         def resume(params: Any, cache: Cache, tokens: Any, controls: Controls) -> LoopState:
-            logits, cache = steps.extend(params, cache, tokens, **controls["others"])
+            logits, cache = self._extend(params, cache, tokens, controls["others"])
             return _initial(cache, logits[:, -1], choice, controls)
 
         return self._call(("resume", choice), resume, cache, tokens, controls)
@@ -153,11 +152,7 @@ class Programs:
 
     def extend(self, cache: Cache, tokens: Any, others: Any) -> Hoisted:
         """``Steps.extend`` for use in a loop of a program, as ``step``."""
-
-        def extend(params: Any, cache: Cache, tokens: Any, others: Any) -> Any:
-            return self.steps.extend(params, cache, tokens, **others)
-
-        return self._part(("extend",), extend, cache, tokens, others, in_loop=True)
+        return self._part(("extend",), self._extend, cache, tokens, others, in_loop=True)
 
     def run(self, name: Name, program: Callable[[], Hoisted], *args: Any, donate: bool = False) -> Any:
         """The result of a program, compiled for the signature of its arguments and bound to its hoisted weights.
@@ -183,6 +178,9 @@ class Programs:
 
     def _step(self, params: Any, cache: Cache, last: Any, others: Any) -> Any:
         return self.steps.step(params, cache, last, **others)
+
+    def _extend(self, params: Any, cache: Cache, tokens: Any, others: Any) -> Any:
+        return self.steps.extend(params, cache, tokens, **others)
 
     def _call(self, name: Name, function: Any, *args: Any) -> Any:
         """The result of a function of the weights and these arguments."""
@@ -247,7 +245,8 @@ class Programs:
         path, before = self.folder.path("part", *name, argument_types(args)), len(warned)
         kept = self.folder.read(path)
         with compat.enable_x64():
-            skip = self.steps.model.settings.skip | _skipped(in_loop)
+            # Kernels inside of a loop share a thread, unrolled or not.
+            skip = self.steps.model.settings.skip | {"fold_batchnorm", *(["unroll_loops"] if in_loop else [])}
             portable = path is not None and self.folder.is_portable
             options = Passes(compat.lowering_platform(target), skip, portable=portable)
             executable = Executable(jitted, None, weights.types, *_types(args), options=options, kept=kept)
@@ -295,23 +294,23 @@ def _next(step: Callable[..., Any], state: LoopState, choice: Choice, controls: 
 def _append_token(state: LoopState, choice: Choice, controls: Controls) -> LoopState:
     """The state with one more token for each text: sampled, or ``pad`` if the text has ended."""
     key = jax.random.fold_in(controls["key"], state.count)
-    own = state.logits.astype(np.float32)
-    logits = own
+    raw = state.logits.astype(np.float32)
+    logits = raw
     if "prompts" in controls:
         written = jnp.concatenate([controls["prompts"], state.tokens], axis=1)
         past = lax.dynamic_slice_in_dim(written, state.count, state.tokens.shape[1], axis=1)
-        logits = processed(choice, past, own, controls.get("repetition_penalty"))
+        logits = processed(choice, past, raw, controls.get("repetition_penalty"))
     last = controls["sampling"](logits, key) if "sampling" in controls else choice.sampler(logits, key)
     if np.shape(last) != state.done.shape or not jnp.issubdtype(last.dtype, np.integer):
         returned = f"{getattr(last, 'dtype', type(last).__name__)} {np.shape(last)}"
         raise InputValueError(f"sampling returns {returned}, not one token per text: integers {state.done.shape}")
-    lost = jnp.where(undecided(own), np.int32(NO_LOGITS), jnp.where(undecided(logits), np.int32(NO_CHOICE), 0))
+    lost = jnp.where(undecided(raw), np.int32(NO_LOGITS), jnp.where(undecided(logits), np.int32(NO_CHOICE), 0))
     lost = jnp.where(state.done, 0, lost)
     last = jnp.where(state.done, controls["pad"], jnp.where(lost < 0, lost, last.astype(np.int32)))
     tokens = lax.dynamic_update_slice_in_dim(state.tokens, last[:, None], state.count, axis=1)
     if choice.logprobs:
         chosen = jnp.where(state.done, 0, last)[:, None]
-        likely = jnp.where(state.done[:, None], 0, jnp.take_along_axis(jax.nn.log_softmax(own), chosen, axis=1))
+        likely = jnp.where(state.done[:, None], 0, jnp.take_along_axis(jax.nn.log_softmax(raw), chosen, axis=1))
         logprobs = lax.dynamic_update_slice_in_dim(state.logprobs, likely, state.count, axis=1)
         state = replace(state, logprobs=logprobs)
     return replace(
@@ -342,8 +341,3 @@ def stop_array(stop: Sequence[Sequence[int]]) -> np.ndarray:
     rows = [[ANY_TOKEN] * (size - len(s)) + list(s) for s in stop]
     rows += [[NO_TOKEN] * size] * (-len(rows) % 4 or 4 * (not rows))
     return np.array(rows, np.int32)
-
-
-def _skipped(in_loop: bool) -> frozenset[str]:
-    """Passes that do not run over a decoder's programs: kernels inside of a loop share a thread, unrolled or not."""
-    return frozenset({"fold_batchnorm", "unroll_loops"} if in_loop else {"fold_batchnorm"})
