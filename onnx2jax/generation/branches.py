@@ -5,7 +5,7 @@ The rewrites of ``in_place`` only reach top-level nodes, so the branch taken is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ..ir.graph import Graph, Node, with_graphs
@@ -28,27 +28,19 @@ def inline_branch(graph: Graph, flag: str, value: bool) -> Graph:
         names = {n: branch.key(n) for n in branch.initializers}
         initializers |= {names[n]: v for n, v in branch.initializers.items()}
         lifted |= {names[n] for n in branch.lifted}
-        nodes += _branch_nodes(node, branch, names)
+        nodes += (_renamed(inner, names) for inner in branch.nodes)
+        for output, outer in zip(branch.outputs, node.outputs, strict=True):
+            source = names.get(output.name, output.name)
+            if outer and source != outer:
+                identity = resolve("", "Identity")
+                nodes.append(
+                    Node(f"{node.name}/{outer}", "Identity", "", node.opset, (source,), (outer,), {}, identity)
+                )
     return replace(graph, nodes=tuple(nodes), initializers=initializers, lifted=frozenset(lifted))
 
 
-def _branch_nodes(node: Node, branch: Graph, names: dict[str, str]) -> Iterator[Node]:
-    """The nodes of a branch with values renamed by ``names``, and Identity nodes for the If's outputs where needed."""
-    made = {n for inner in branch.nodes for n in inner.outputs if n}
-    for name, outer in zip((v.name for v in branch.outputs), node.outputs, strict=True):
-        if outer and name in made:
-            names.setdefault(name, outer)
-    yield from (_renamed(inner, names) for inner in branch.nodes)
-    for name, outer in zip((v.name for v in branch.outputs), node.outputs, strict=True):
-        source = names.get(name, name)
-        if outer and source != outer:
-            yield Node(
-                f"{node.name}/{outer}", "Identity", "", node.opset, (source,), (outer,), {}, resolve("", "Identity")
-            )
-
-
 def _renamed(node: Node, names: Mapping[str, str]) -> Node:
-    """The node with its values renamed, in its subgraphs too."""
+    """The node with initializers renamed, in its subgraphs too."""
 
     def inner(graph: Graph) -> Graph:
         nodes = tuple(_renamed(n, names) for n in graph.nodes)
@@ -56,8 +48,6 @@ def _renamed(node: Node, names: Mapping[str, str]) -> Node:
             graph, nodes=nodes, outputs=tuple(replace(v, name=names.get(v.name, v.name)) for v in graph.outputs)
         )
 
-    inputs, outputs, implicit = (
-        tuple(names.get(n, n) for n in some) for some in (node.inputs, node.outputs, node.implicit_inputs)
-    )
+    inputs, implicit = (tuple(names.get(n, n) for n in values) for values in (node.inputs, node.implicit_inputs))
     attributes = {n: with_graphs(v, inner) for n, v in node.attributes.items()} if node.graphs else node.attributes
-    return replace(node, inputs=inputs, outputs=outputs, implicit_inputs=implicit, attributes=attributes)
+    return replace(node, inputs=inputs, implicit_inputs=implicit, attributes=attributes)

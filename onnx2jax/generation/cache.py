@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -25,11 +25,6 @@ Kind = Literal["shared", "appended", "fixed", "state", "cross"]
 - state: a recurrent state without a token axis, as of a convolution or of linear attention;
 - cross: keys and values of cross-attention, computed by the first call.
 """
-
-SHARED_OPERATORS: Final = frozenset({"GroupQueryAttention"})
-"""Operators that write into the cache buffer they receive."""
-ENCODER_LENGTH: Final = 3
-"""Extent of an encoder's outputs where a step is evaluated abstractly."""
 
 
 @jax.tree_util.register_dataclass
@@ -96,10 +91,6 @@ class Buffer(Pair):
             )
         return self.zeros(batch, length)
 
-    def slots(self, length: int) -> int:
-        """The extent of the model's input in a step after ``length`` tokens: here, a free slot besides."""
-        return length + 1
-
     def first_input(self, buffer: Any, _batch: int, _sizes: Mapping[str, int]) -> Any:
         """The model's input in the first call; ``sizes`` are extents by dimension name, for cross-attention."""
         return buffer
@@ -122,10 +113,6 @@ class Appended(Buffer):
     """A buffer of a cache to which the model appends: it returns its input and the new tokens."""
 
     kind: Kind = "appended"
-
-    def slots(self, length: int) -> int:
-        """``length``: the model adds the slot."""
-        return length
 
     def first_input(self, _buffer: Any, batch: int, sizes: Mapping[str, int]) -> Any:
         """No token yet."""
@@ -156,10 +143,6 @@ class Cross(Buffer):
         """No token of the encoder yet."""
         return self.zeros(batch, 0)
 
-    def slots(self, _length: int) -> int:
-        """The encoder's."""
-        return ENCODER_LENGTH
-
     def first_input(self, _buffer: Any, batch: int, sizes: Mapping[str, int]) -> Any:
         """Zeros as long as the encoder's outputs."""
         return self.zeros(batch, 0 if self.axis is None else sizes.get(str(self.dims[self.axis]), 0))
@@ -176,7 +159,7 @@ def buffer_of(pair: Pair) -> Buffer:
         return Cross(*fields)
     if pair.axis is None:
         return Buffer(*fields, "state")
-    if pair.producer is not None and pair.producer.op_type in SHARED_OPERATORS:
+    if pair.producer is not None and pair.producer.op_type == "GroupQueryAttention":
         return Buffer(*fields, "shared")
     return Buffer(*fields, "fixed") if isinstance(pair.dims[pair.axis], int) else Appended(*fields)
 

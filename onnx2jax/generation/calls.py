@@ -321,7 +321,7 @@ class Calls(VerifiedSteps):
     @property
     def _padding_unsupported(self) -> str:
         """Why the model does not support padded prompts."""
-        if self._has_state:
+        if self._has("state"):
             return "padding would change the recurrent state of the model"
         if self._last_logits_only:
             return "the model returns the logits of the last token alone"

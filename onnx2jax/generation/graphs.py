@@ -25,7 +25,7 @@ from ..model.model import Model
 from ..proto.types import TensorType, ValueInfo
 from . import in_place
 from .cache import Appended, Buffer, Kind
-from .in_place import PROBED_LENGTHS, Values, applied, operator, probe, slopes
+from .in_place import ENCODER_LENGTH, PROBED_LENGTHS, Values, applied, operator, probe, slopes
 
 
 class Graphs:
@@ -73,7 +73,7 @@ class Graphs:
     @cached_property
     def _masks_softmax(self) -> bool:
         """Whether empty slots must be masked at each Softmax, because the model has no mask input."""
-        return bool(self._appended) and not self._roles_read & {"mask", "lengths"} and not self._has_state
+        return bool(self._appended) and not self._roles_read & {"mask", "lengths"} and not self._has("state")
 
     @cached_property
     def _roles_read(self) -> set[str]:
@@ -81,15 +81,14 @@ class Graphs:
         read = {n for node in self.model.graph.nodes for n in node.reads}
         return {role for role, v in self.caches.roles.items() if v.name in read}
 
-    @property
-    def _has_state(self) -> bool:
-        return "state" in self.kinds.values()
+    def _has(self, kind: Kind) -> bool:
+        return kind in self.kinds.values()
 
     @cached_property
     def _full_cache_model(self) -> Model:
         """The model for calls with the full cache as input, with positions shifted to the tokens present."""
         model, mask = self.model, self.caches.roles.get("mask")
-        if self._appended or self._two_files or mask is None or not in_place.reads_extents(model.graph, [mask.name]):
+        if self._appended or self._two_files or mask is None or not in_place.reads_extents(model.graph, mask.name):
             return model
         graph = in_place.shift_positions(model.graph, slopes(self._probes), model.params)
         return with_graph(model, computed_again(model, graph))
@@ -116,38 +115,34 @@ class Graphs:
 
     def _cache_types(self, length: int) -> dict[str, Any]:
         """Cache shapes and dtypes for one sequence of ``length`` tokens, and a free slot in caches that do not grow."""
-        shapes = {n: extents(b, 1, max(b.slots(length), b.window)) for n, b in self.pairs.items()}
+        lengths = {"appended": length, "cross": ENCODER_LENGTH}
+        shapes = {n: extents(b, 1, max(lengths.get(b.kind, length + 1), b.window)) for n, b in self.pairs.items()}
         return {n: jax.ShapeDtypeStruct(shape, self.pairs[n].dtype) for n, shape in shapes.items()}
-
-    @property
-    def _has_fixed(self) -> bool:
-        return "fixed" in self.kinds.values()
 
     def _feeds(self, model: Model, tokens: Any, positions: Any, mask: Any, slots: Any) -> dict[str, Any]:
         """The model's inputs for tokens [batch, count], their positions and cache slots, and a mask over slots."""
-        roles, lengths = self.caches.roles, jnp.sum(mask, axis=1, dtype=np.int32)
-        total, count = mask.shape[1], tokens.shape[1]
-        at = slots if self._has_fixed else jnp.arange(total - count, total, dtype=np.int32)
+        roles, total, count = self.caches.roles, mask.shape[1], tokens.shape[1]
+        at = slots if self._has("fixed") else jnp.arange(total - count, total, dtype=np.int32)
         values: dict[str, Any] = {
             "tokens": tokens,
             "embeddings": tokens,
             "places": slots,
-            "lengths": lengths - 1,
+            "lengths": jnp.sum(mask, axis=1, dtype=np.int32) - 1,
             "total": np.asarray(total),
             "past": np.asarray(total - count),
         }
         feeds = {}
         for role, declared in roles.items():
-            shape, dtype = declared.shape or (), _dtype(declared)
+            rank, dtype = len(declared.shape or ()), _dtype(declared)
             if role == "mask":
-                value = _masked(mask, at, dtype) if len(shape) == 4 else mask
+                value = _masked(mask, at, dtype) if rank == 4 else mask
             elif role == "positions":
-                value = jnp.broadcast_to(positions, (3, *positions.shape)) if len(shape) == 3 else positions
+                value = jnp.broadcast_to(positions, (3, *positions.shape)) if rank == 3 else positions
             else:
                 value = values.get(role)
             if value is not None and any(v.name == declared.name for v in model.inputs):
                 if role in ("total", "past", "lengths"):
-                    value = value.reshape([-1] * len(shape) or [])
+                    value = value.reshape([-1] * rank)
                 feeds[declared.name] = value.astype(dtype)
         return feeds
 
@@ -208,12 +203,12 @@ def with_last_logits(graph: Graph, logits: str) -> Graph | None:
 
 def _is_by_token(node: Node, graph: Graph, computed: Set[str]) -> bool:
     """Whether a node computes each token of one operand [batch, tokens, size] by itself, from no other computed one."""
-    given = [n for n in node.inputs if n]
-    if len([n for n in given if n in computed]) != 1 or len(node.outputs) != 1:
+    operands = [n for n in node.inputs if n]
+    if sum(n in computed for n in operands) != 1 or len(node.outputs) != 1:
         return False
     if node.op_type in _PRODUCTS and node.domain in ("", "com.microsoft"):
-        return given[0] in computed
-    others = [np.shape(graph.initializers.get(n, np.empty((2, 2)))) for n in given if n not in computed]
+        return operands[0] in computed
+    others = [np.shape(graph.initializers.get(n, np.empty((2, 2)))) for n in operands if n not in computed]
     return node.op_type in _ELEMENTWISE and not node.domain and all(len(shape) < 2 for shape in others)
 
 

@@ -30,7 +30,6 @@ from ..ops.arrays import is_traced
 from ..ops.registry import Operator
 from ..proto.types import TensorType, ValueInfo
 from . import cache as cached
-from .cache import ENCODER_LENGTH
 
 BUFFER: Final = "\0buffer "
 START: Final = "\0start"
@@ -76,9 +75,9 @@ def write_to_buffers(graph: Graph, pairs: Mapping[str, Pair]) -> Graph | None:
     if not producers or len(producers) < len(pairs):
         return None
     for producer, name in producers.items():
-        if producer is None or producer.op_type != "Concat" or producer.domain or producer.inputs[0] != name:
+        if producer is None or (producer.op_type, producer.domain) != ("Concat", ""):
             return None
-        if len(producer.inputs) != 2:
+        if producer.inputs[0] != name or len(producer.inputs) != 2:
             return None
 
     def written(node: Node) -> Node:
@@ -92,13 +91,12 @@ def write_to_buffers(graph: Graph, pairs: Mapping[str, Pair]) -> Graph | None:
     return replace(graph, nodes=tuple(map(written, graph.nodes)), inputs=inputs)
 
 
-def reads_extents(graph: Graph, inputs: Sequence[str]) -> bool:
-    """Whether a graph uses the extents of these inputs for anything but shapes."""
-    moved = set(inputs)
+def reads_extents(graph: Graph, name: str) -> bool:
+    """Whether a graph uses the extents of an input for anything but shapes."""
     derived: set[str] = set()
     static = static_names(graph)
     for node in graph.nodes:
-        if node.op_type in ("Shape", "Size") and node.inputs[0] in moved and not node.domain:
+        if node.op_type in ("Shape", "Size") and node.inputs[0] == name and not node.domain:
             derived.update(node.outputs)
         elif any(_reads_value(node, i, static) for i, n in enumerate(node.inputs) if n in derived):
             return True
@@ -175,13 +173,13 @@ def _as_choice(node: Node, params: Mapping[str, Any]) -> Node:
         branch = node.attributes[name]
         if branch.nodes or any(v.name not in branch.initializers for v in branch.outputs):
             return node
-        own = [params.get(branch.key(v.name), branch.initializers[v.name]) for v in branch.outputs]
-        if is_traced(own):
+        constants = [params.get(branch.key(v.name), branch.initializers[v.name]) for v in branch.outputs]
+        if is_traced(constants):
             raise UnsupportedError(
                 f"{node} chooses between tables, which a decoder's programs have as constants: inside jit, call the "
                 "decoder itself, decoder.step(params, cache, tokens), rather than one that is an argument of jit"
             )
-        tables.append([np.asarray(v) for v in own])
+        tables.append([np.asarray(v) for v in constants])
     if any(a.shape[1:] != b.shape[1:] or not a.ndim for a, b in zip(*tables, strict=True)):
         return node
     longest = max(len(t) for some in tables for t in some)
@@ -207,6 +205,8 @@ def _scalar(name: str) -> ValueInfo:
 
 PROBED_LENGTHS: Final = (5, 6, 7)
 """Cache lengths, in tokens, with which a step is evaluated."""
+ENCODER_LENGTH: Final = 3
+"""Extent of an encoder's outputs in these evaluations."""
 
 Values = Mapping[str, Any]
 """The values of a step by name: NumPy arrays where they follow from constants and shapes, otherwise types."""
@@ -248,23 +248,21 @@ def probe(
         length: the number of tokens in the cache.
         feeds_of: (model, tokens, positions, mask, slots) -> inputs by name.
     """
-    found = dict[str, Any]()
+    values = dict[str, Any]()
     more = {v.name: _type(v) for v in others if v.name not in past}
     graph, params = model.graph, analysis.parameters(model.graph)
-    weights = {
-        n: jax.ShapeDtypeStruct(v.shape, v.dtype) for n, v in graph.initializers.items() if graph.key(n) in params
-    }
+    weights = {n: _abstract(v) for n, v in graph.initializers.items() if graph.key(n) in params}
     graph = replace(graph, initializers={n: v for n, v in graph.initializers.items() if n not in weights})
 
-    def run(weights: Any, tokens: Any, mask: Any, given: Any) -> None:
+    def run(weights: Any, tokens: Any, mask: Any, inputs: Any) -> None:
         feeds = feeds_of(model, tokens, tokens, mask, tokens[0])
-        for name, value in _Step(Extents(0)).graph(graph, "", {**model.static, **feeds, **given}, weights).items():
+        for name, value in _Step(Extents(0)).graph(graph, "", {**model.static, **feeds, **inputs}, weights).items():
             if is_typed(value):
-                found[name] = value if type(value) is np.ndarray else _abstract(value)
+                values[name] = value if type(value) is np.ndarray else _abstract(value)
 
     tokens, mask = jax.ShapeDtypeStruct((1, 1), np.int32), jax.ShapeDtypeStruct((1, length + 1), bool)
     without_data(run, weights, tokens, mask, {**past, **more})
-    return found
+    return values
 
 
 def _abstract(value: Any) -> jax.ShapeDtypeStruct:

@@ -28,7 +28,7 @@ import numpy as np
 
 from .. import compat
 from ..errors import InputNameError, InputShapeError, InputTypeError, InputValueError, UnsupportedError
-from ..model.caches import Caches, caches
+from ..model.caches import caches
 from ..model.calls.cache_pairs import BY_OPERATOR, namesake
 from ..model.changes.dtype import with_narrow_ends
 from ..model.changes.parts import with_graph
@@ -39,7 +39,7 @@ from ..runtime.params import DeviceParams
 from . import cache as cached
 from . import in_place
 from .branches import inline_branch
-from .cache import Buffer, Cache
+from .cache import Cache
 from .embedding import PREFIX, Embedding
 from .graphs import LAST, Graphs, select_last
 from .layer_calls import with_layer_calls
@@ -84,7 +84,7 @@ class Steps(Graphs):
             if present is not None and isinstance(value.type, TensorType):
                 axis = next((i for i, d in enumerate(value.shape or ()) if i and not isinstance(d, int)), None)
                 self.pairs[value.name] = cached.Cross(value, present, axis)
-        _check_decoder(model, roles, self.pairs)
+        _check_decoder(self)
         self._logits = next(v for v in model.outputs if v.name == roles.logits)
         last = self._logits.shape[-1] if self._logits.shape else None
         self.vocabulary = last if isinstance(last, int) else None
@@ -132,13 +132,13 @@ class Steps(Graphs):
     @property
     def masks_padding(self) -> bool:
         """Whether the model masks padding: it has a mask input, and no recurrent state that padding would change."""
-        return bool(self._roles_read & {"mask", "lengths"}) and not self._has_state
+        return bool(self._roles_read & {"mask", "lengths"}) and not self._has("state")
 
     @property
     def supports_padding(self) -> bool:
         """Whether prompts may be padded on the right."""
         hides = (self._masks_softmax and self._in_place_model is not None) or (
-            "places" in self._roles_read and not self._has_state
+            "places" in self._roles_read and not self._has("state")
         )
         return (self.masks_padding or hides) and not self._last_logits_only
 
@@ -148,7 +148,7 @@ class Steps(Graphs):
         return (
             self.masks_padding
             and not self._shifts_positions
-            and not (self._has_fixed and "positions" not in self._roles_read)
+            and not (self._has("fixed") and "positions" not in self._roles_read)
         )
 
     @property
@@ -198,22 +198,19 @@ class Steps(Graphs):
             InputShapeError: more tokens than the cache has room for.
         """
         with compat.enable_x64():
-            tokens, params, others = self._embed(params, tokens, others)
+            tokens, params, others = self._prepared(params, cache, tokens, others)
             batch, count = tokens.shape[:2]
-            _check_room(count, cache)
             misplaces = lengths is not None and not (self.shares_slots or cache.apart)
             lengths = jnp.full(batch, count, np.int32) if lengths is None else jnp.asarray(lengths, np.int32)
-            slots = jnp.arange(count, dtype=np.int32)
-            live = slots < lengths[:, None]
             state = cached.with_lengths(cache, lengths, jnp.max(lengths))
+            mask = state.live if self._has("fixed") else state.live[:, :count]
+            slots = jnp.arange(count, dtype=np.int32)
+            feeds = self._feeds(self._prefill_model, tokens, jnp.broadcast_to(slots, (batch, count)), mask, slots)
             sizes = _sizes(self.first, others)
             past = {n: self.pairs[n].first_input(v, batch, sizes) for n, v in cache.values.items()}
-            positions = jnp.broadcast_to(slots, (batch, count))
-            model = self._prefill_model
-            given = self._feeds(model, tokens, positions, state.live if self._has_fixed else live, slots)
-            shift, last = state.end - (cache.length if self._has_fixed else count), jnp.maximum(lengths - 1, 0)
-            given |= _accepted(model, {in_place.SHIFT: shift, LAST: last})
-            logits, new = self._run(model, params, given | past | others)
+            last = jnp.maximum(lengths - 1, 0)
+            rewrites = {in_place.SHIFT: state.end - mask.shape[1], LAST: last}
+            logits, new = self._run(self._prefill_model, params, rewrites | feeds | past, others)
             values = cache.values | {n: self.pairs[n].filled(cache.values[n], v) for n, v in new.items()}
             if cache.aligned:
                 values |= {
@@ -259,8 +256,7 @@ class Steps(Graphs):
             InputShapeError: more tokens than the cache has room for.
         """
         with compat.enable_x64():
-            tokens, params, others = self._embed(params, tokens, others)
-            _check_room(tokens.shape[1], cache)
+            tokens, params, others = self._prepared(params, cache, tokens, others)
             if cache.apart:
                 return self._extend_apart(params, cache, tokens, others)
             batch, count = tokens.shape[:2]
@@ -270,24 +266,29 @@ class Steps(Graphs):
             writes = rewritten and self._in_place_model is not None
             model = self.model if cache.aligned else self._in_place_model if writes else self._full_cache_model
             assert model is not None
-            state = cached.advance(cache, count, side_by_side="shared" in self.kinds.values())
+            state = cached.advance(cache, count, side_by_side=self._has("shared"))
             mask, past, whole = state.live, cache.values, writes or cache.aligned
             if whole:
                 past = {n: self.pairs[n].input(v, cache.length - count) for n, v in past.items()}
             elif self._appended:
                 mask = jnp.concatenate([cache.live, jnp.ones((batch, count), bool)], axis=1)
-            given = self._feeds(model, tokens, positions, mask, start + jnp.arange(count, dtype=np.int32))
+            feeds = self._feeds(model, tokens, positions, mask, start + jnp.arange(count, dtype=np.int32))
             shift, buffers = cache.end + count - cache.length, {in_place.BUFFER + n: v for n, v in cache.values.items()}
             rewrites = {in_place.START: cache.end, in_place.SHIFT: shift, in_place.LIVE: state.live, **buffers}
-            logits, new = self._run(model, params, given | _accepted(model, rewrites) | past | others)
+            logits, new = self._run(model, params, rewrites | feeds | past, others)
             updates = {n: self.pairs[n].extended(cache.values[n], v, cache.end, count) for n, v in new.items()}
             values, fits = cache.values | updates, cache.end + count <= cache.length
             return jnp.where(fits, logits, jnp.asarray(np.nan, logits.dtype)), replace(state, values=values)
 
-    def _embed(
-        self, params: Mapping[str, Any], tokens: Any, others: Mapping[str, Any]
+    def _prepared(
+        self, params: Mapping[str, Any], cache: Cache, tokens: Any, others: Mapping[str, Any]
     ) -> tuple[Any, Mapping[str, Any], dict[str, Any]]:
-        """Tokens or, if the model takes these, their embeddings; the model's own parameters and further inputs."""
+        """Tokens or, if the model takes these, their embeddings; the model's own parameters and further inputs.
+
+        Raises:
+            InputTypeError, InputNameError: the tokens are of another type, or the model takes embeddings alone.
+            InputShapeError: there are more than the cache has room for.
+        """
         tokens, embedding = jnp.asarray(tokens), self.embedding
         integers = jnp.issubdtype(tokens.dtype, np.integer)
         if tokens.ndim < 2 or not (integers or ("embeddings" in self.caches.roles and tokens.ndim == 3)):
@@ -300,10 +301,15 @@ class Steps(Graphs):
                     "tokens, by an embedding model or a function; prefill and extend also take embeddings"
                 )
             tokens = embedding(params, tokens)
+        if (count := tokens.shape[1]) > cache.length:
+            raise InputShapeError(
+                f"there are {count} tokens, and the cache has room for {cache.length}: empty_cache(batch, "
+                f"length={count})"
+            )
         if embedding is None:
             return tokens, params, dict(others)
-        own = {n: v for n, v in params.items() if not n.startswith(PREFIX)}
-        return tokens, own, {n: v for n, v in others.items() if n not in embedding.others}
+        params = {n: v for n, v in params.items() if not n.startswith(PREFIX)}
+        return tokens, params, {n: v for n, v in others.items() if n not in embedding.others}
 
     def _extend_apart(
         self, params: Mapping[str, Any], cache: Cache, tokens: Any, others: Mapping[str, Any]
@@ -311,16 +317,16 @@ class Steps(Graphs):
         """``extend`` for each sequence separately, by ``vmap``."""
         batch, count = tokens.shape[:2]
         axes = {n: self.pairs[n].batch or 0 for n in cache.values}
-        own = {n: 0 if np.ndim(v) and v.shape[0] == batch else None for n, v in others.items()}
+        axes_of_others = {n: 0 if np.ndim(v) and v.shape[0] == batch else None for n, v in others.items()}
 
         def alone(values: Any, live: Any, tokens: Any, others: Any) -> tuple[Any, Any, Any]:
             values = {n: jnp.expand_dims(v, axes[n]) for n, v in values.items()}
-            others = {n: v if own[n] is None else v[None] for n, v in others.items()}
+            others = {n: v if axes_of_others[n] is None else v[None] for n, v in others.items()}
             before = Cache(values, live[None], jnp.sum(live, dtype=np.int32))
             logits, after = self.extend(params, before, tokens[None], **others)
             return logits[0], {n: jnp.squeeze(v, axes[n]) for n, v in after.values.items()}, after.live[0]
 
-        every = jax.vmap(alone, (axes, 0, 0, own), (0, axes, 0))
+        every = jax.vmap(alone, (axes, 0, 0, axes_of_others), (0, axes, 0))
         logits, values, live = every(cache.values, cache.live, tokens, dict(others))
         return logits, replace(cache, values=values, live=live, end=cache.end + count)
 
@@ -329,19 +335,19 @@ class Steps(Graphs):
         return {v.name for v in self.caches.roles.values()} | self.pairs.keys() | model.static.keys()
 
     def _run(
-        self, model: Model, params: Mapping[str, Any], feeds: Mapping[str, Any]
+        self, model: Model, params: Mapping[str, Any], feeds: Mapping[str, Any], others: Mapping[str, Any]
     ) -> tuple[jax.Array, dict[str, Any]]:
-        """The logits, and the outputs that update caches, by the names of these."""
-        names = [v.name for v in model.inputs]
-        if unknown := sorted(set(feeds) - {v.name for v in (*self.first.inputs, *model.inputs)} - self.pairs.keys()):
+        """The logits, and the outputs that update caches, by the names of these. Reads those feeds that it needs."""
+        names, feeds = [v.name for v in model.inputs], {**feeds, **others}
+        if unknown := sorted(others.keys() - {v.name for v in self.first.inputs} - {*names} - self.pairs.keys()):
             valid = [n for n in names if not n.startswith("\0")]
             raise InputNameError(f"the decoder has no input {', '.join(map(repr, unknown))}; it has {valid}")
         if absent := [n for n in names if n not in feeds]:
             raise InputNameError(f"input {absent[0]!r} of the decoder is missing: pass {absent[0]}=array")
         if self._two_files:  # each file has some of the parameters
             prefix = FIRST if model in (self.first, self._prefill_model) else ""
-            own = model.spec.types  # model.params would read their values
-            params = {n: params.get(prefix + n, params.get(n)) for n in own if {prefix + n, n} & params.keys()}
+            types = model.spec.types  # model.params would read their values
+            params = {n: params.get(prefix + n, params.get(n)) for n in types if {prefix + n, n} & params.keys()}
         elif model not in (self.model, self.first):  # a merged table is no longer a parameter
             gone = self.model.spec.types.keys() - model.spec.types
             params = {n: v for n, v in params.items() if n not in gone}
@@ -352,44 +358,32 @@ class Steps(Graphs):
         return outputs[self._logits.name], presents
 
 
-def _check_room(count: int, cache: Cache) -> None:
-    if count > cache.length:
-        raise InputShapeError(
-            f"there are {count} tokens, and the cache has room for {cache.length}: empty_cache(batch, length={count})"
-        )
-
-
-def _sizes(model: Model, given: Mapping[str, Any]) -> dict[str, int]:
-    """The extents of the given inputs, by the model's dimension names."""
-    shapes = [(v.shape or (), np.shape(given[v.name])) for v in model.inputs if v.name in given]
+def _sizes(model: Model, feeds: Mapping[str, Any]) -> dict[str, int]:
+    """The extents of these inputs, by the model's dimension names."""
+    shapes = [(v.shape or (), np.shape(feeds[v.name])) for v in model.inputs if v.name in feeds]
     return {d: n for dims, shape in shapes for d, n in zip(dims, shape, strict=False) if isinstance(d, str)}
 
 
-def _accepted(model: Model, values: dict[str, Any]) -> dict[str, Any]:
-    """The values for which the model has an input."""
-    names = {v.name for v in model.inputs}
-    return {n: v for n, v in values.items() if n in names}
-
-
-def _check_decoder(model: Model, found: Caches, pairs: Mapping[str, Buffer]) -> None:
-    """Checks that a model is a decoder with KV caches.
+def _check_decoder(steps: Steps) -> None:
+    """Checks that the model is a decoder with KV caches.
 
     Raises:
         UnsupportedError: it has no token input, no logits, or no caches.
     """
+    model = steps.model
     if model.spec.groups is not None:
         raise UnsupportedError(
             f"model {model.graph.name!r} was converted with rebatch=, and a group of samples has no KV cache of its "
             "own: decoder(model.with_options(rebatch=False))"
         )
-    if not found.roles.keys() & {"tokens", "embeddings"}:
+    if not steps.caches.roles.keys() & {"tokens", "embeddings"}:
         raise UnsupportedError(
             f"model {model.graph.name!r} has no token input: a decoder has input_ids, and this model has "
             f"{[v.name for v in model.inputs]}"
         )
-    if found.logits is None:
+    if steps.caches.logits is None:
         raise UnsupportedError(f"model {model.graph.name!r} has no output of rank 3 for logits")
-    if not pairs:
+    if not steps.pairs:
         producers = ", ".join(sorted({o for _, o in BY_OPERATOR}))
         raise UnsupportedError(
             f"model {model.graph.name!r} has no KV cache: no input leads to an output of its type by Concat or "
