@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, overload
@@ -12,6 +12,7 @@ import numpy as np
 
 from .. import compat
 from ..errors import CacheError, InputShapeError, InputTypeError, InputValueError
+from ..ir.fingerprint import fingerprint
 from ..ir.graph import Graph
 from ..model.model import Model
 from .beam import Beams
@@ -91,16 +92,15 @@ class Calls(VerifiedSteps):
     """
 
     def __init__(
-        self, model: Model, first: Model | None = None, *, stop: Sequence[Sequence[int]] = (), pad: int | None = None,
+        self, model: Model, first: Model | None = None, *, stop: Any = (), pad: int | None = None,
         context: int | None = None, embed: Any = None, tokenizer: Any = None,
     ) -> None:  # fmt: skip
         super().__init__(model, first, embed)
         self._origin = model.origin  # of the whole file; that of a branch would be None
-        self._is_merged = first is None and self.first is not self.model
-        limits = [n for n in (context, _rotary_table_length(model.graph)) if n is not None]
-        self.context: int | None = min(whole_number("context", n) for n in limits) if limits else None
-        self.stop: tuple[tuple[int, ...], ...] = tuple(map(tuple, stop))
-        self._stop_array(self.stop)
+        self._is_merged = first is None and self._two_files
+        limits = (whole_number("context", n) for n in (context, _rotary_table_length(model.graph)) if n is not None)
+        self.context: int | None = min(limits, default=None)
+        self.stop: tuple[tuple[int, ...], ...] = tuple(map(tuple, self._stop_sequences(stop)))
         pad = pad if pad is not None else next((s[0] for s in self.stop if len(s) == 1), 0)
         self.pad: int = whole_number("pad", pad, np.iinfo(np.int32).min)
         self.tokenizer: Tokenizer | None = None if tokenizer is None or tokenizer is False else Tokenizer(tokenizer)
@@ -151,8 +151,10 @@ class Calls(VerifiedSteps):
 
     @cached_property
     def _source(self) -> CacheSource:
-        models = (self.model, self.first) if self._two_files else (self.model,)
-        return CacheSource.of([m.graph for m in models], self.pairs)
+        caches = tuple((n, str(b.dtype), tuple(b.dims)) for n, b in self.pairs.items())
+        graphs = [m.graph for m in ((self.model, self.first) if self._two_files else (self.model,))]
+        initializers = {inner.key(n) for graph in graphs for inner in graph.walk() for n in inner.initializers}
+        return CacheSource(graphs[0].name, caches, tuple(fingerprint(g, initializers) for g in graphs))
 
     @property
     def _text(self) -> Tokenizer:
@@ -180,6 +182,12 @@ class Calls(VerifiedSteps):
         if after is not None:
             self._check_continues(after)
         others, (strings, stop) = dict(others), split_stop(stop)
+        if strings and function.__name__ not in ("generate", "stream"):  # which compare them with the text
+            raise InputValueError(
+                f"stop is {strings[0]!r}: strings stop generate and stream; here give tokens, "
+                "stop=[decoder.encode(text)]"
+            )
+        stop = self.stop if stop is None else self._stop_sequences(stop)
         texts = conversations(prompts)
         if texts is not None:
             if logprobs:
@@ -202,7 +210,7 @@ class Calls(VerifiedSteps):
         choice, controls = as_choice(sampling, rng, logits_processors, repetition_penalty, logprobs)
         with compat.enable_x64():
             others = device_arrays(others)
-        controls |= {"stop": self._stop_array(stop), "pad": np.int32(self.pad), "others": others}
+        controls |= {"stop": stop_array(stop), "pad": np.int32(self.pad), "others": others}
         if after is None and not self.supports_padding:
             stacked(rows, why=self._padding_unsupported)
         room = self._room(used + count, length, after)
@@ -302,15 +310,13 @@ class Calls(VerifiedSteps):
                 raise CacheError(lost(where))
             raise InputValueError(f"{where}: logits_processors leave no token, as all logits are -inf, or one is NaN")
 
-    def _stop_array(self, stop: Any) -> np.ndarray:
-        """Stop sequences as an array; the decoder's default for None."""
-        if stop is None:
-            return stop_array(self.stop)
+    def _stop_sequences(self, stop: Any) -> list[list[int]]:
+        """Stop sequences, each as a list of tokens in the vocabulary."""
         sequences = stop_sequences(stop)
         largest = max((t for s in sequences for t in s), default=0)
         if self.vocabulary is not None and largest >= self.vocabulary:
             raise InputValueError(f"stop has token {largest}; tokens are 0 to {self.vocabulary - 1}")
-        return stop_array(sequences)
+        return sequences
 
     def _most(self, used: int, length: int | None, after: Generation | None) -> int:
         """The default maximum of new tokens after ``used`` slots: MOST, or as many as there is room for."""
@@ -351,11 +357,6 @@ class Calls(VerifiedSteps):
 
 def _rotary_table_length(graph: Graph) -> int | None:
     """The number of positions in the shortest rotary table; None if there is none."""
-    tables = [
-        graph.initializers[n].shape[0]
-        for node in graph.nodes
-        if node.op_type in ("GroupQueryAttention", "RotaryEmbedding")
-        for n in node.inputs
-        if "cos" in n and n in graph.initializers and graph.initializers[n].ndim == 2
-    ]
-    return min(tables, default=None)
+    readers = (node for node in graph.nodes if node.op_type in ("GroupQueryAttention", "RotaryEmbedding"))
+    tables = (graph.initializers[n] for node in readers for n in node.inputs if "cos" in n and n in graph.initializers)
+    return min((table.shape[0] for table in tables if table.ndim == 2), default=None)

@@ -17,11 +17,13 @@ from ..ir.analysis import parameters
 from ..proto.origin import Origin
 from .beam import Beams, search
 from .calls import Calls, DecoderCall
+from .embedding import PREFIX
 from .loop import LoopState, Programs
 from .prompts import One, Prompts, Several, as_array, whole_number
 from .results import Generation
 from .sampling import Processor, Sampler, Sampling
-from .speculative import Speculation, check_can_roll_back, speculate
+from .speculative import check_can_roll_back, speculate
+from .steps import FIRST
 from .tree import DecoderStructure, register
 from .verified import lost
 
@@ -51,11 +53,8 @@ class Decoder(Calls):
         Raises:
             ModelError: there are several files, or the graph is not that of a file.
         """
-        parts = {"model": self.model}
-        if self.first is not self.model and not self._is_merged:
-            parts["first"] = self.first
-        if self.embedding is not None and self.embedding.lookup is not None:
-            parts["embedding.lookup"] = self.embedding.lookup
+        names = {"": "model", FIRST: "first", PREFIX: "embedding.lookup"}
+        parts = [names[prefix] for prefix in self._parts if prefix != FIRST or not self._is_merged]
         if len(parts) > 1:
             calls = ", ".join(f"onnx2jax.save(decoder.{part}, '{part.rpartition('.')[2]}.onnx')" for part in parts)
             raise ModelError(f"the decoder consists of {len(parts)} files, which are saved one by one: {calls}")
@@ -137,7 +136,7 @@ class Decoder(Calls):
         likelihoods = None if state.logprobs is None else np.asarray(state.logprobs)[:, : int(state.count)]
         return call.result(self._generation(call, state, logprobs=likelihoods))
 
-    def _generation(self, call: DecoderCall, state: LoopState | Speculation, **fields: Any) -> Generation:
+    def _generation(self, call: DecoderCall, state: LoopState, **fields: Any) -> Generation:
         """The tokens of a finished loop, checked."""
         lengths = np.asarray(state.lengths, np.int64)
         tokens = np.asarray(state.tokens)[:, : int(lengths.max())].astype(np.int64)
@@ -217,7 +216,6 @@ class Decoder(Calls):
         if not isinstance(early_stopping, bool | np.bool_):
             raise InputValueError(f"early_stopping is {early_stopping!r}, not True or False")
         call = self._begin(self.beam_search, tokens, max_new_tokens, others, stop=stop, length=length)
-        _check_no_strings(call)
         controls = call.controls | {"length_penalty": power.astype(np.float32), "early": np.bool_(early_stopping)}
         with compat.enable_x64():
             done = search(self._programs, call.state, beams, call.limit, controls)
@@ -264,7 +262,6 @@ class Decoder(Calls):
                 f"the draft decoder has a vocabulary of {draft.vocabulary}, and this one of {self.vocabulary}"
             )
         call = self._begin(self.speculate, tokens, max_new_tokens, others, stop=stop, length=length, spare=count + 1)
-        _check_no_strings(call)
         room, shared = call.state.cache.length, {n: others[n] for n in draft.others if n in others}
         small = draft._begin(self.speculate, call.sequences, call.limit, shared, stop=stop, length=room)
         draft_state = replace(small.state, last=call.state.last)
@@ -272,9 +269,8 @@ class Decoder(Calls):
             raise UnsupportedError("the model needs a right-aligned cache, which cannot be rolled back: use generate")
         self._verify_extend(call.state, call.sequences, count + 1, call.choice, call.controls)
         controls = call.controls | {"draft": small.controls["others"]}
-        with compat.enable_x64():
-            done = speculate(self._programs, call.state, draft._programs, draft_state, count, call.limit, controls)
-        return call.result(self._generation(call, done, rounds=int(done.rounds)))
+        done = speculate(self._programs, call.state, draft._programs, draft_state, count, call.limit, controls)
+        return call.result(self._generation(call, done.texts, rounds=int(done.rounds)))
 
     def read(self, tokens: Prompts, length: int, **others: Any) -> Generation:
         """Prefills a cache with prompts without generating, for several calls of ``generate(..., after=)`` to share.
@@ -285,12 +281,9 @@ class Decoder(Calls):
             **others: further inputs of the model.
         """
         call = self._begin(self.read, tokens, 1, others, length=length)
-        batch = len(call.sequences)
-        self._check_chosen(np.asarray(call.state.last, np.int64)[:, None], np.ones((batch, 1), bool))
-        nothing = np.zeros((batch, 0), np.int64)
-        return Generation(
-            nothing, np.zeros(batch, np.int64), call.state.cache, nothing, prompts=call.sequences, source=self._source
-        )
+        first = self._generation(call, call.state)
+        nothing = first.tokens[:, :0]
+        return replace(first, tokens=nothing, lengths=0 * first.lengths, last=nothing, source=self._source)
 
     @cached_property
     def _structure(self) -> DecoderStructure:
@@ -315,19 +308,6 @@ class Decoder(Calls):
             "text": "token ids only" if self.tokenizer is None else str(self.tokenizer),
         }
         return "\n".join([f"Decoder of {graph.name!r}", *(f"  {what}: {text}" for what, text in rows.items() if text)])
-
-
-def _check_no_strings(call: DecoderCall) -> None:
-    """Checks that stop sequences are tokens.
-
-    Raises:
-        InputValueError: one is a string, which generate and stream alone compare with the text.
-    """
-    if call.strings:
-        raise InputValueError(
-            f"stop is {call.strings[0]!r}: strings stop generate and stream; here give tokens, "
-            "stop=[decoder.encode(text)]"
-        )
 
 
 register(Decoder)

@@ -18,7 +18,6 @@ from ..sharding.plans import mesh_of
 from ..sharding.stages import Staged
 from .decoder import Decoder
 from .keywords import check_loading
-from .prompts import stop_sequences
 from .text import Tokenizer, read_json
 
 PREFILLS: Final = {"decoder_with_past_model.onnx": "decoder_model.onnx"}
@@ -77,22 +76,15 @@ def decoder(
         raise InputTypeError(
             f"the Model is converted already: pass {', '.join(converting)} to onnx2jax.convert(...) instead"
         )
-    embed = settings.get("embed") if embed is None else embed
-    if embed is not None and not callable(embed):
-        embed = convert(embed, **{**converting, "scan_layers": False})
+    arguments = {"stop": stop, "pad": pad, "context": context, "embed": embed, "tokenizer": tokenizer}
+    settings |= {n: v for n, v in arguments.items() if v is not None}
+    if "embed" in settings and not callable(settings["embed"]):
+        settings["embed"] = convert(settings["embed"], **{**converting, "scan_layers": False})
     model = source if isinstance(source, Model) else convert(source, **converting)
     first = prefill if prefill is None or isinstance(prefill, Model) else convert(prefill, **converting)
     _check_stages(any(isinstance(m.placement, Staged) for m in (model, first) if m is not None))
     with progress.stage("finding the decoder's KV caches"):
-        return Decoder(
-            model,
-            first,
-            stop=stop_sequences(settings.get("stop", ()) if stop is None else stop),
-            pad=settings.get("pad") if pad is None else pad,
-            context=settings.get("context") if context is None else context,
-            embed=embed,
-            tokenizer=settings.get("tokenizer") if tokenizer is None else tokenizer,
-        )
+        return Decoder(model, first, **settings)
 
 
 def _check_stages(has_stages: bool) -> None:
@@ -131,8 +123,8 @@ def _locate(path: Path, prefill: Any) -> tuple[Path, Any, dict[str, Any]]:
         settings["tokenizer"] = folder
     if not path.is_dir():
         return path, prefill, settings
-    own = genai.get("decoder", {}).get("filename")
-    for name in (own, *DECODERS) if own else DECODERS:
+    named = genai.get("decoder", {}).get("filename")
+    for name in (named, *DECODERS) if named else DECODERS:
         first = PREFILLS.get(name)
         if all((folder / n).is_file() for n in (name, None if prefill else first) if n):
             return folder / name, prefill or (folder / first if first else None), settings

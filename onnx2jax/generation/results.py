@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
-from ..ir.fingerprint import fingerprint
-from ..ir.graph import Graph
-from .cache import Buffer, Cache
+from .cache import Cache
 
 SHOWN = 6
 """Texts, and tokens of each, in a repr."""
@@ -31,12 +29,6 @@ class CacheSource:
     caches: tuple[tuple[str, str, tuple[Any, ...]], ...]
     graphs: tuple[bytes | None, ...]
 
-    @classmethod
-    def of(cls, graphs: Sequence[Graph], buffers: Mapping[str, Buffer]) -> Self:
-        """The source of the caches of a decoder with these graphs and buffers."""
-        caches = tuple((n, str(b.dtype), tuple(b.dims)) for n, b in buffers.items())
-        return cls(graphs[0].name, caches, tuple(fingerprint(g, _every_initializer(g)) for g in graphs))
-
     def difference(self, other: CacheSource) -> str:
         """How another decoder differs from this one, as the end of a sentence; empty if its caches serve this one."""
         if self.name != other.name:
@@ -45,10 +37,6 @@ class CacheSource:
             theirs, ours = next(pair for pair in zip_longest(other.caches, self.caches) if pair[0] != pair[1])
             return f"it has {_cache(theirs)} where this one has {_cache(ours)}"
         return "" if self.graphs == other.graphs else f"its graph, {other.name!r} too, has other nodes"
-
-
-def _every_initializer(graph: Graph) -> set[str]:
-    return {inner.key(n) for inner in graph.walk() for n in inner.initializers}
 
 
 def _cache(cache: tuple[str, str, tuple[Any, ...]] | None) -> str:
@@ -108,9 +96,9 @@ def lines(texts: Sequence[Sequence[int]], scores: Any = None) -> list[str]:
     >>> lines([[5, 6], list(range(100, 120))])
     ['  0: 2 tokens: 5, 6', '  1: 20 tokens: 100, 101, 102, 103, 104, 105, ...']
     """
-    found = []
+    rows = []
     for i, text in enumerate(texts[:SHOWN]):
         tokens = ", ".join([*map(str, text[:SHOWN]), *["..."] * (len(text) > SHOWN)])
         score = "" if scores is None else f", score {scores[i]:.4g}"
-        found.append(f"  {i}: {len(text)} token{'s' * (len(text) != 1)}{score}: {tokens}")
-    return [*found, *[f"  ... {len(texts) - SHOWN} more"] * (len(texts) > SHOWN)]
+        rows.append(f"  {i}: {len(text)} token{'s' * (len(text) != 1)}{score}: {tokens}")
+    return [*rows, *[f"  ... {len(texts) - SHOWN} more"] * (len(texts) > SHOWN)]

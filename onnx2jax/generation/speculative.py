@@ -27,11 +27,9 @@ def check_can_roll_back(steps: Steps) -> None:
     Raises:
         UnsupportedError: a cache is a recurrent state or a sliding window, or the model cannot mask removed tokens.
     """
-    for name, kind in steps.kinds.items():
-        producer = steps.pairs[name].producer
-        sliding = producer is not None and producer.attributes.get("sliding_window_cache")
-        if kind == "state" or sliding:
-            what = "is a sliding window" if sliding else "is a recurrent state"
+    for name, buffer in steps.pairs.items():
+        if buffer.kind == "state" or buffer.window:
+            what = "is a sliding window" if buffer.window else "is a recurrent state"
             raise UnsupportedError(f"the cache {name!r} {what}, which cannot be rolled back: use generate")
     if not (steps.masks_padding or steps.supports_padding):
         raise UnsupportedError("the model has no mask to hide rejected tokens: use generate")
@@ -43,20 +41,13 @@ class Speculation:
     """Loop state of speculative decoding; all live rows advance by the same number of tokens.
 
     Attributes:
-        cache, draft: KV caches of the large and the draft decoder, of all tokens but the last.
-        last: int32[batch], the last token of each text.
-        tokens: int32[batch, room], the generated tokens.
-        lengths: int32[batch], the number of tokens of each text.
-        done: bool[batch], the texts that have ended.
+        texts: the state of the large decoder; its ``logits`` and ``count`` stay those after prefill.
+        draft: KV caches of the draft decoder, of all tokens but the last.
         rounds: int32, the number of calls of the large decoder.
     """
 
-    cache: Cache
+    texts: LoopState
     draft: Cache
-    last: Any
-    tokens: Any
-    lengths: Any
-    done: Any
     rounds: Any
 
 
@@ -72,9 +63,7 @@ def speculate(
     """
     room = jnp.zeros((state.last.shape[0], count), np.int32)
     tokens = jnp.concatenate([state.tokens, room], axis=1)  # a round may write beyond ``limit``
-    start = Speculation(
-        state.cache, draft.cache, state.last, tokens, state.lengths, state.done, jnp.zeros((), np.int32)
-    )
+    start = Speculation(replace(state, tokens=tokens), draft.cache, jnp.zeros((), np.int32))
 
     def loop() -> Hoisted:
         fed = jnp.zeros((state.last.shape[0], count + 1), np.int32)
@@ -84,20 +73,21 @@ def speculate(
         def run(weights: Any, start: Speculation, limit: Any, controls: Controls) -> Speculation:
             large, small = weights
 
-            def more(state: Speculation) -> Any:
-                return jnp.any(~state.done & (state.lengths < limit))
+            def more(now: Speculation) -> Any:
+                return jnp.any(~now.texts.done & (now.texts.lengths < limit))
 
-            def body(state: Speculation) -> Speculation:
+            def body(now: Speculation) -> Speculation:
                 def guess(carry: tuple[Any, Cache], _: Any) -> tuple[tuple[Any, Cache], Any]:
                     last, cache = carry
                     logits, cache = step(small, cache, last, controls["draft"])
                     return (greedy(logits), cache), last
 
-                (_, drafted), fed = lax.scan(guess, (state.last, state.draft), length=count + 1)
-                logits, cache = extend(large, state.cache, fed.T, controls["others"])
+                (_, drafted), fed = lax.scan(guess, (now.texts.last, now.draft), length=count + 1)
+                logits, cache = extend(large, now.texts.cache, fed.T, controls["others"])
                 right = jnp.where(undecided(logits), np.int32(NO_LOGITS), greedy(logits))
-                state = replace(state, rounds=state.rounds + 1)
-                return _accepted(state, cache, drafted, fed.T, right, limit, controls)
+                texts, new = _accepted(now.texts, fed.T, right, limit, controls)
+                texts = replace(texts, cache=_rolled_back(now.texts.cache, cache, new))
+                return Speculation(texts, _rolled_back(now.draft, drafted, new), now.rounds + 1)
 
             return lax.while_loop(more, body, start)
 
@@ -108,12 +98,11 @@ def speculate(
     return done
 
 
-def _accepted(
-    state: Speculation, cache: Cache, draft: Cache, fed: Any, right: Any, limit: Any, controls: Controls
-) -> Speculation:
-    """The state after a round: accepted draft tokens and the large decoder's next one, up to a stop sequence.
+def _accepted(state: LoopState, fed: Any, right: Any, limit: Any, controls: Controls) -> tuple[LoopState, Any]:
+    """The state after a round, and the number of new tokens of each text, int32[batch].
 
-    ``fed`` int32[batch, n] is the last token and the drafted ones, ``right`` the large decoder's choice after each.
+    New are the accepted draft tokens and the large decoder's next one, up to a stop sequence. ``fed`` int32[batch, n]
+    is the last token and the drafted ones, ``right`` the large decoder's choice after each.
     """
     size = fed.shape[1]
     agreed = jnp.cumprod((fed[:, 1:] == right[:, :-1]).astype(np.int32), axis=1)
@@ -127,15 +116,9 @@ def _accepted(
     new = jnp.where(state.done, 0, fewest).astype(np.int32)
     lengths = state.lengths + new
     last = jnp.take_along_axis(tokens, jnp.maximum(lengths - 1, 0)[:, None], axis=1)[:, 0]
-    return Speculation(
-        cache=_rolled_back(state.cache, cache, new),
-        draft=_rolled_back(state.draft, draft, new),
-        last=jnp.where(state.done, state.last, last),
-        tokens=jnp.where(state.done[:, None], state.tokens, tokens),
-        lengths=lengths,
-        done=state.done | (new == until_end) & jnp.any(ended, axis=1) | (lengths >= limit),
-        rounds=state.rounds,
-    )
+    last, tokens = jnp.where(state.done, state.last, last), jnp.where(state.done[:, None], state.tokens, tokens)
+    done = state.done | (new == until_end) & jnp.any(ended, axis=1) | (lengths >= limit)
+    return replace(state, last=last, tokens=tokens, lengths=lengths, done=done), new
 
 
 def _rolled_back(before: Cache, after: Cache, new: Any) -> Cache:
