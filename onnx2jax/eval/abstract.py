@@ -194,13 +194,10 @@ class Abstract:
             if absent := [p for p, v in required_of if v is None and p in required(node.target)]:
                 raise ValueError(f"the function's caller leaves out {absent[0]!r}")
             return [self._settled(value) for value in run_node(node, scope, context)]
-        except (KnownValueError, NotImplementedError):
-            pass
-        except REFUSALS as e:
-            if not quiet:
+        except Exception as e:
+            is_refusal = isinstance(e, REFUSALS) and not isinstance(e, KnownValueError | NotImplementedError)
+            if is_refusal and not quiet:
                 self.refuse(path, node, values, str(e).partition("\n")[0].removeprefix(f"{node}: "))
-        except Exception:
-            pass
         return self.guess(node, scope, context)
 
     def _settled(self, value: Any) -> Any:
