@@ -95,12 +95,7 @@ class Importer:
                 raise UnsupportedError(text, rule="MV-02")
         graph = self.graph(model.graph, "", self.opsets, {})
         with self.guard(f"graph {graph.name!r}"):
-            if graph.captures:
-                raise ModelError(
-                    f"{rules.quoted(graph.captures)} read or returned by graph {graph.name!r} but defined nowhere "
-                    "(no input, initializer or earlier node has the name)",
-                    rule=("GR-01", "GR-14"),
-                )
+            rules.check_defined(graph.captures, f"graph {graph.name!r}")
             rules.expanded_size(graph)
             graph = with_implicit_inputs(graph)
         findings = tuple(self.unsupported), read_configurations(model), tuple(self.rejected), tuple(self.deviations)

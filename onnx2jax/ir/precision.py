@@ -178,7 +178,7 @@ class _Narrowing:
     _functions: dict[Any, tuple[Function, list[Kind]]] = field(default_factory=dict)
 
     def active(self, graph: Graph, sources: frozenset[str]) -> frozenset[str]:
-        """The active values of a graph; ``given`` are those among its inputs and captures."""
+        """The active values of a graph; ``sources`` are those among its inputs and captures."""
         key = graph, sources & (graph.captures | {v.name for v in graph.inputs})
         if key not in self._active:
             reached = set(sources)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, Final
 
 import numpy as np
 
 from ..errors import ModelError
-from ..proto.types import TensorType, ValueInfo
+from ..proto.types import TensorType, ValueInfo, shapes_agree
 from . import binding
 from .graph import Function, Graph, Node, Reference
 
@@ -78,6 +78,16 @@ def check_branches(node: Node) -> None:
             )
 
 
+def check_defined(names: Collection[str], where: str) -> None:
+    """Raise if there are names that a graph reads and that nothing defines."""
+    if names:
+        raise ModelError(
+            f"{quoted(names)} read or returned by {where} but defined nowhere "
+            "(no input, initializer or earlier node has the name)",
+            rule=("GR-01", "GR-14"),
+        )
+
+
 def required(body: Graph) -> frozenset[str]:
     """Attributes of a function that operators in its body require."""
     names: set[str] = set()
@@ -98,11 +108,7 @@ def check_default(where: str, declared: ValueInfo, value: np.ndarray | None) -> 
     kind = declared.type
     if value is None or not isinstance(kind, TensorType):
         return
-    shape = value.shape if kind.shape is None else kind.shape
-    fits = len(shape) == value.ndim and all(
-        want == have for want, have in zip(shape, value.shape, strict=True) if isinstance(want, int)
-    )
-    if kind.dtype != value.dtype or not fits:
+    if kind.dtype != value.dtype or not shapes_agree(kind.shape, value.shape):
         have = TensorType(value.dtype, value.shape)
         raise ModelError(f"{where}: input {declared} has an initializer of type {have}", rule="GR-19")
 

@@ -15,7 +15,7 @@ from ..proto.types import TensorType, ValueInfo
 from .derivatives import with_implicit_inputs
 from .graph import Function, Graph, Node
 from .importer import Importer
-from .rules import quoted
+from .rules import check_defined, quoted
 
 GRAPH_CALL: Final = ("ai.onnx.preview.training", "GraphCall")
 """The operator that calls the main graph from an algorithm, in files of ONNX 1.7.0 only."""
@@ -82,7 +82,7 @@ def _read(index: int, info: Any, model: Any, main: Graph, importer: Importer) ->
         _check_calls(update, main, calls)
         importer.unsupported = [n for n in importer.unsupported if (n.domain, n.op_type) != GRAPH_CALL]
         algorithm = with_implicit_inputs(_calling(main, update) if calls else _combined(main, update))
-        _check_defined(algorithm.captures, where)
+        check_defined(algorithm.captures, where)
     sparse = {s.values.name for s in (*model.graph.sparse_initializer, *info.algorithm.sparse_initializer)}
     bind = partial(_binding, variables=variables, sparse=sparse, importer=importer)
     begun = bind(info.initialization_binding, f"{path}, initialization_binding", outputs=first.outputs)
@@ -98,13 +98,7 @@ def _check_initialization(info: Any, graph: Graph, variables: Collection[str], w
             text = f"{where}: the graph has inputs {[v.name for v in graph.inputs]}; it may have none"
             raise ModelError(text, rule="TR-05")
     with importer.guard(where):
-        _check_defined(graph.captures.difference(variables), where)
-
-
-def _check_defined(unknown: Collection[str], where: str) -> None:
-    if unknown:
-        text = f"{quoted(unknown)} read or returned by {where} but defined nowhere"
-        raise ModelError(text, rule=("GR-01", "GR-14"))
+        check_defined(graph.captures.difference(variables), where)
 
 
 def _binding(
@@ -193,11 +187,10 @@ def _calling(main: Graph, update: Graph) -> Graph:
         if (node.domain, node.op_type) != GRAPH_CALL:
             return node
         passed = dict(zip(formals, node.inputs, strict=False))
-        operands = tuple(passed.get(n) or (n if n in main.initializers else "") for n in formals)
-        if not all(operands):
-            lacking = [n for n, operand in zip(formals, operands, strict=True) if not operand]
+        operands = {n: passed.get(n) or (n if n in main.initializers else "") for n in formals}
+        if lacking := [n for n, operand in operands.items() if not operand]:
             raise ModelError(f"{node} omits inputs {lacking}, which have no initializer", rule="TR-18")
-        return replace(node, inputs=(*operands, *rest), attributes={}, target=function)
+        return replace(node, inputs=(*operands.values(), *rest), attributes={}, target=function)
 
     nodes = tuple(map(bound, update.nodes))
     return replace(update, path="", nodes=nodes, initializers={**main.initializers, **update.initializers})

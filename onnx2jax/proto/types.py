@@ -108,6 +108,13 @@ class ValueInfo:
         return f"<{self}>"
 
 
+def shapes_agree(a: Sequence[Dim] | None, b: Sequence[Dim] | None) -> bool:
+    """Whether two declared shapes may be those of one value: variables and unknown extents fit any other."""
+    if a is None or b is None:
+        return True
+    return len(a) == len(b) and all(m == n for m, n in zip(a, b, strict=True) if type(m) is type(n) is int)
+
+
 def to_value_info(message: Any) -> ValueInfo:
     """A ValueInfoProto as a ValueInfo."""
     try:
