@@ -16,7 +16,8 @@ from ..proto.dtypes import ELEMENT_TYPES
 from ..proto.external import ExternalFiles
 from ..proto.messages import normal_domain, tensors
 from ..proto.tensors import EXTERNAL
-from .model import check_devices, check_metadata, check_since
+from ..proto.types import shapes_agree
+from .model import check_devices, check_metadata, check_since, repeated
 from .report import Note
 from .scopes import GraphPlace, extents, places
 
@@ -94,8 +95,7 @@ def _names(place: GraphPlace, note: Note) -> None:
     names = Counter(node.name for node in graph.node if node.name)
     for name in (n for n, times in names.items() if times > 1):
         note("GR-22", "warning", where, f"{names[name]} nodes have the name {name!r}")
-    hints = Counter(v.name for v in graph.value_info)
-    for name in (n for n, times in hints.items() if times > 1):
+    for name in repeated(v.name for v in graph.value_info):
         note("GR-20", "warning", where, f"value_info describes {name!r} twice")
     if place.kind != "function":
         _contradictions(graph, where, note)
@@ -112,10 +112,7 @@ def _contradictions(graph: Any, where: str, note: Note) -> None:
     types = ((v.name, type_of(v.type), extents(v.type)) for v in chain(graph.input, graph.output, graph.value_info))
     for name, kind, shape in chain(stored, types):
         other, first = declared.setdefault(name, (kind, shape))
-        agree = shape is None or first is None or len(shape) == len(first)
-        if agree and shape and first:
-            agree = all(a == b for a, b in zip(shape, first, strict=True) if type(a) is type(b) is int)
-        if not agree or (kind and other and kind != other):
+        if not shapes_agree(shape, first) or (kind and other and kind != other):
             text = f"{name!r} is declared both {other}{_shown(first)} and {kind}{_shown(shape)}"
             note("GR-20", "warning", where, text)
 

@@ -22,7 +22,7 @@ def check_header(model: Any, note: Note) -> None:
     check_since(model, FIRST_IR, model.ir_version, "model", note)
     if not model.graph.name:
         note("MV-04", "error", "model", "the graph has no name")
-    for domain in _twice(normal_domain(entry.domain) for entry in model.opset_import):
+    for domain in repeated(normal_domain(entry.domain) for entry in model.opset_import):
         text = f"domain {domain or 'ai.onnx'!r} is imported twice; the higher version applies"
         note("OR-02", "warning", "model", text)
     check_metadata(model, "model", note)
@@ -30,7 +30,7 @@ def check_header(model: Any, note: Note) -> None:
         _function(function, f"function {function.name!r}" if function.name else f"functions[{i}]", model, note)
     for i, configuration in enumerate(model.configuration):
         _configuration(configuration, f"configuration {configuration.name or i!r}", note)
-    for name in _twice(c.name for c in model.configuration):
+    for name in repeated(c.name for c in model.configuration):
         note("DV-02", "error", "model", f"several configurations have the name {name!r}")
 
 
@@ -59,11 +59,12 @@ def is_utf8(message: Any, path: str, note: Note) -> bool:
 
 def check_metadata(message: Any, path: str, note: Note) -> None:
     """Check the metadata_props of a message."""
-    for key in _twice(entry.key for entry in message.metadata_props) if message.metadata_props else ():
+    for key in repeated(entry.key for entry in message.metadata_props) if message.metadata_props else ():
         note("ME-02", "error", path, f"metadata key {key!r} is repeated")
 
 
-def _twice(values: Iterable[str]) -> list[str]:
+def repeated(values: Iterable[str]) -> list[str]:
+    """The values that occur more than once."""
     return [value for value, times in Counter(values).items() if times > 1]
 
 

@@ -83,8 +83,8 @@ class Collector:
         self.note(next(iter(error.rules), "MV-12"), "error", path, error.message)
 
     def report(self) -> Report:
-        order = {"error": 0, "warning": 1}
-        return Report(tuple(sorted(self._findings.values(), key=lambda f: order[f.severity])))
+        """The findings, errors before warnings."""
+        return Report(tuple(sorted(self._findings.values(), key=lambda f: f.severity == "warning")))
 
 
 FIXES: Final = {

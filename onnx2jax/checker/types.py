@@ -55,7 +55,7 @@ class _Checker:
     def graph(
         self, place: GraphPlace, opsets: Mapping[str, int], env: Env, operands: Sequence[Type] = ()
     ) -> list[Type]:
-        """The types of a graph's outputs; adds those of its values to ``env``. ``given``: the types of its operands."""
+        """The types of a graph's outputs; adds those of its values to ``env``. ``operands``: their types."""
         graph = place.graph
         hints = {v.name: type_of(v.type) for v in graph.value_info}
         if place.kind == "function":
