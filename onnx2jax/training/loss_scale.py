@@ -36,13 +36,13 @@ def _no_reevaluation(_: Any) -> Any:
 def gradient(total: Callable[..., Any], scale: Any) -> Callable[..., Any]:
     """A function that returns what ``total`` does, a loss and more, and the gradients of the loss times the scale."""
 
-    def differentiated(params: Any, *rest: Any) -> Any:
-        def scaled(params: Any) -> Any:
-            loss, more = total(params, *rest)
-            wide = jnp.promote_types(loss.dtype, jnp.float32)
-            return loss if scale is None else loss.astype(wide) * scale, (loss, more)
+    def scaled(*args: Any) -> Any:
+        loss, more = total(*args)
+        wide = jnp.promote_types(loss.dtype, jnp.float32)
+        return loss if scale is None else loss.astype(wide) * scale, (loss, more)
 
-        (_, results), grads = jax.value_and_grad(scaled, has_aux=True)(params)
+    def differentiated(*args: Any) -> Any:
+        (_, results), grads = jax.value_and_grad(scaled, has_aux=True)(*args)
         return results, grads
 
     return differentiated
@@ -80,7 +80,8 @@ def apply_gradients(
     if scale is not None:
         finite, old = jnp.isfinite(norm), (state.params, state.stats, state.opt_state)
         new = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
-        metrics["loss_scale"], scale = scale, updated(scale, finite, state.step)
+        metrics["loss_scale"] = scale
+        scale = updated(scale, finite, state.step)
     return FineTuningState(*new, state.step + 1, state.key, scale), metrics
 
 
