@@ -8,8 +8,10 @@ from inspect import signature
 from typing import Any, Final, TypeVar, cast
 
 from ..arrays import check_shapes
+from ..registry import op
 
-MICROSOFT: Final = "com.microsoft"
+microsoft: Final = functools.partial(op, domain="com.microsoft")
+"""Registers a function as the meaning of an operator of this domain."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -45,8 +47,7 @@ def operands(**shapes: str) -> Callable[[F], F]:
 def _check(shapes: Mapping[str, str], operands: Mapping[str, Any], attributes: Mapping[str, Any]) -> None:
     extents = {name: value for name, value in attributes.items() if type(value) is int}
     for name, allowed in shapes.items():
-        value = operands.get(name)
-        if value is None:
+        if (value := operands.get(name)) is None:
             continue
         matches = [shape.split() for shape in allowed.split("|") if len(shape.split()) == value.ndim]
         if not matches:

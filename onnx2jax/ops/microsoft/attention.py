@@ -15,16 +15,16 @@ from ..arrays import accumulator, check_shape, check_shapes, is_traced, needs_kn
 from ..attention import Swish, attend, causal_conv, check_past, heads_of, linear_attention, merged, window
 from ..indexing import BOUNDS, gather
 from ..linalg import product
-from ..registry import MayBeEmpty, Static, op, taking
-from . import MICROSOFT, operands
+from ..registry import MayBeEmpty, Static, taking
+from . import microsoft, operands
 from .quant import matmul_integer_to_float
 
 _MASKS = "masks: [batch], [2 * batch], [3 * batch + 2], [batch, keys], rank 3 and rank 4"
 BUFFER = "a past_sequence_length outside of the buffer raises if known, and otherwise yields NaN"
 _ANGLES = "do_rotary is unsupported, because its angles are undocumented: use GroupQueryAttention"
 
-BIDIRECTIONAL_OPTIONS = {"mask_filter_value": -10000.0, "num_heads": Parameter.empty, "scale": None}
-OPTIONS = {**BIDIRECTIONAL_OPTIONS, "unidirectional": 0}
+SHARED = {"mask_filter_value": -10000.0, "num_heads": Parameter.empty, "scale": None}
+OPTIONS = {**SHARED, "unidirectional": 0}
 
 
 def padding_bias(mask, batch, queries, keys, filler):
@@ -35,10 +35,8 @@ def padding_bias(mask, batch, queries, keys, filler):
     if mask.ndim == 1 and mask.shape[0] in (batch, 2 * batch, 3 * batch + 2):  # 3 * batch + 2: the rest is redundant
         ends, starts = mask[:batch, None], mask[batch:, None] if mask.shape[0] == 2 * batch else 0
         attended = ((positions < ends) & (positions >= starts))[:, None, None]
-    elif mask.shape == (batch, keys):
-        attended = (mask > 0)[:, None, None]
-    elif mask.shape == (batch, queries, keys):
-        attended = (mask > 0)[:, None]
+    elif mask.shape in ((batch, keys), (batch, queries, keys)):
+        attended = xp.expand_dims(mask > 0, (1, 2)[: 4 - mask.ndim])
     elif mask.ndim == 4:
         attended = (mask > 0)[:, :, keys - queries : keys, :keys]
     else:
@@ -99,8 +97,8 @@ def append_to_buffers(past, new, length, mask):
 
 
 def split_attention(
-    q, k, v, *, num_heads, mask, past, bias, scale, mask_filter_value, unidirectional=0, length=None, beams=None,
-    n_outputs=1,
+    q, k, v, *, num_heads, past, mask=None, bias=None, scale=None, mask_filter_value=0, unidirectional=0, length=None,
+    beams=None, n_outputs=1,
 ):  # fmt: skip
     """(output, present keys, present values, scores) of attention over projected operands and the past.
 
@@ -121,8 +119,7 @@ def split_attention(
     k, v = present if beams is None else (gather_beams(x, beams, offset) for x in present)
     keys = k.shape[2]
     extents = {} if total is None and length is not None else {"total": keys if total is None else total}
-    bias_shape = "batch? heads? queries total"
-    check_shapes(extents, query=(q, "batch heads queries size"), attention_bias=(bias, bias_shape))
+    check_shapes(extents, query=(q, "batch heads queries size"), attention_bias=(bias, "batch? heads? queries total"))
     masks, read = window(queries, keys, offset, -1, 0) if unidirectional else [], None
     if length is not None:
         rows = np.ndim(mask) > 1 and {2: "batch total", 3: "batch queries total"}[mask.ndim]
@@ -154,7 +151,7 @@ def check_buffer(past_present_share_buffer, past_sequence_length):
         raise ValueError("past_present_share_buffer=1 and past_sequence_length require each other: give both or none")
 
 
-@op("Attention", domain=MICROSOFT, product=True, limits=f"{_ANGLES}; {_MASKS}; {BUFFER}")
+@microsoft("Attention", product=True, limits=f"{_ANGLES}; {_MASKS}; {BUFFER}")
 @taking(**OPTIONS)
 def attention(
     input, weights, bias=None, mask_index=None, past=None, attention_bias=None, past_sequence_length=None,
@@ -168,7 +165,7 @@ def attention(
     return self_attention(projected(input, weights, bias, qkv_hidden_sizes), past, **options)
 
 
-@op("QAttention", domain=MICROSOFT, heavy=True, limits=f"{_ANGLES}; past_present_share_buffer is unsupported; {_MASKS}")
+@microsoft("QAttention", heavy=True, limits=f"{_ANGLES}; past_present_share_buffer is unsupported; {_MASKS}")
 @operands(input="batch tokens features", weight="features hidden", bias="hidden")
 @taking(**OPTIONS)
 def qattention(
@@ -178,10 +175,10 @@ def qattention(
     """Attention with a quantized input projection."""
     del do_rotary, past_present_share_buffer
     y = matmul_integer_to_float(input, weight, input_scale, weight_scale, input_zero_point, weight_zero_point, bias)
-    return self_attention(jnp.split(y, 3, axis=-1), past, mask=mask_index, bias=None, **options)
+    return self_attention(jnp.split(y, 3, axis=-1), past, mask=mask_index, **options)
 
 
-@op("MultiHeadAttention", domain=MICROSOFT, product=True, limits=f"{_MASKS}; {BUFFER}")
+@microsoft("MultiHeadAttention", product=True, limits=f"{_MASKS}; {BUFFER}")
 @taking(**OPTIONS)
 def multi_head_attention(
     query, key=None, value=None, bias=None, key_padding_mask=None, attention_bias=None, past_key=None, past_value=None,
@@ -219,7 +216,7 @@ def repeat_heads(x, heads, value_heads):
     return jnp.repeat(split, value_heads // heads, axis=2).reshape(*x.shape[:2], value_heads * split.shape[3])
 
 
-@op("LinearAttention", domain=MICROSOFT, heavy=True, limits=_WINDOW)
+@microsoft("LinearAttention", heavy=True, limits=_WINDOW)
 @operands(**dict.fromkeys(("query", "key", "value", "decay", "beta"), "batch tokens *"))
 @taking(
     chunk_size=64, scale=0.0, state_window=Literal[0], update_rule=Literal["gated_delta", "linear", "gated", "delta"]
@@ -236,11 +233,10 @@ def ms_linear_attention(
     return linear_attention(query, key, value, past_state, decay, beta, **options)
 
 
-@op("LinearAttentionGate", domain=MICROSOFT, half="float32")
+@microsoft("LinearAttentionGate", half="float32")
+@operands(a="batch tokens heads", b="batch tokens heads", dt_bias="heads", decay_scale="heads")
 def linear_attention_gate(a, dt_bias, decay_scale, b=None):
     """The inputs decay and beta of LinearAttention, from their projections."""
-    tokens, heads = "batch tokens heads", "heads"
-    check_shapes({}, a=(a, tokens), b=(b, tokens), dt_bias=(dt_bias, heads), decay_scale=(decay_scale, heads))
     decay = decay_scale * jax.nn.softplus(a + dt_bias)
     return decay if b is None else (decay, jax.nn.sigmoid(b))
 
@@ -250,7 +246,7 @@ _PLAIN |= {"ndim": Literal[1], "state_channels_last": Literal[-1], "state_update
 _LIMITS = f"ndim 1; {_WINDOW}, as are channel subsets and other state layouts"
 
 
-@op("CausalConvWithState", domain=MICROSOFT, heavy=True, limits=_LIMITS)
+@microsoft("CausalConvWithState", heavy=True, limits=_LIMITS)
 @operands(bias="channels")
 @taking(activation=Swish, channels_last=Literal[0, 1], dilation=1, **_PLAIN)
 def ms_causal_conv_with_state(input, weight, bias=None, past_state=None, *, activation, channels_last, dilation, **_):
@@ -265,7 +261,7 @@ def ms_causal_conv_with_state(input, weight, bias=None, past_state=None, *, acti
     return tuple(xp.moveaxis(y, 1, 2).reshape(y.shape[0], y.shape[2], *input.shape[2:]) for y in results)
 
 
-@op("RemovePadding", domain=MICROSOFT, limits="data-dependent output shape: sequence_token_count must be known")
+@microsoft("RemovePadding", limits="data-dependent output shape: sequence_token_count must be known")
 def remove_padding(input, sequence_token_count: Static):
     """(tokens without padding [total, hidden], token positions with padding last, cumulative counts, maximum count)."""
     check_shapes({}, input=(input, "batch tokens hidden"), sequence_token_count=(sequence_token_count, "batch"))
@@ -275,14 +271,13 @@ def remove_padding(input, sequence_token_count: Static):
         raise ValueError(
             f"sequence_token_count {counts.tolist()} must be between 0 and {tokens}, the extent of the input"
         )
-    padding = np.arange(tokens) >= counts[:, None]
-    positions = np.argsort(padding.reshape(-1), kind="stable").astype(np.int32)
+    positions = np.argsort((np.arange(tokens) >= counts[:, None]).reshape(-1), kind="stable").astype(np.int32)
     ends = np.cumsum([0, *counts], dtype=np.int32)
     unpadded = gather(input.reshape(-1, hidden), positions[: ends[-1]])
     return unpadded, positions.reshape(batch, tokens), ends, np.array([counts.max(initial=0)], np.int32)
 
 
-@op("RestorePadding", domain=MICROSOFT)
+@microsoft("RestorePadding")
 def restore_padding(input, token_offset):
     """[total, hidden] -> [batch, tokens, hidden], with zeros as padding."""
     check_shapes({}, input=(input, "total hidden"), token_offset=(token_offset, "batch tokens"))
@@ -306,7 +301,7 @@ def unpadded_attention(q, k, v, token_offset, cumulative_sequence_length, **opti
 _RIGHT = f"right padding only; {BOUNDS}"
 
 
-@op("PackedAttention", domain=MICROSOFT, product=True, limits=_RIGHT)
+@microsoft("PackedAttention", product=True, limits=_RIGHT)
 def packed_attention(
     input, weights, bias, token_offset, cumulative_sequence_length, attention_bias=None,
     *, num_heads, qkv_hidden_sizes=None, scale=None,
@@ -319,8 +314,8 @@ def packed_attention(
     )  # fmt: skip
 
 
-@op("PackedMultiHeadAttention", domain=MICROSOFT, product=True, limits=_RIGHT)
-@taking(**BIDIRECTIONAL_OPTIONS)
+@microsoft("PackedMultiHeadAttention", product=True, limits=_RIGHT)
+@taking(**SHARED)
 def packed_multi_head_attention(
     query, key: MayBeEmpty, value: MayBeEmpty, bias: MayBeEmpty, token_offset, cumulative_sequence_length,
     attention_bias=None, **options,

@@ -14,8 +14,8 @@ from ..arrays import accumulator, check_shape, check_shapes, widen
 from ..attention import check_paired
 from ..indexing import BOUNDS, gather
 from ..linalg import product
-from ..registry import UNSHARDED, op, taking
-from . import MICROSOFT, operands
+from ..registry import UNSHARDED, taking
+from . import microsoft, operands
 from .quant import Bits, matmul_nbits, unpack
 from .streams import branches, rms_normalized
 from .weights import linear
@@ -100,7 +100,7 @@ _ROWS = "rows width|batch tokens width"
 _LAYERS = "input router_probs fc1_experts_weights fc1_experts_bias? fc2_experts_weights fc2_experts_bias?"
 
 
-@op("MoE", domain=MICROSOFT, product=True, limits=_SPARSE)
+@microsoft("MoE", product=True, limits=_SPARSE)
 @operands(input=_ROWS)
 @taking(*_LAYERS.split(), "fc3_experts_weights?", "fc3_experts_bias?", **OPTIONS)
 def moe(*inputs, shards=UNSHARDED, **options):
@@ -116,16 +116,16 @@ _PACKED = (
     "fc3_zero_points? router_weights? fc1_global_scale? fc2_global_scale? fc1_act_scale? fc2_act_scale? "
     "fc1_act_block_scale? fc2_act_block_scale?"
 )
-_OWN = dict.fromkeys((f"fc{i}_expert_weight_bits" for i in (1, 2, 3)), Literal[None, 2, 4, 8])
+_WEIGHT_BITS = dict.fromkeys((f"fc{i}_expert_weight_bits" for i in (1, 2, 3)), Literal[None, 2, 4, 8])
 
 
-@op(
-    "QMoE", domain=MICROSOFT, heavy=True,
+@microsoft(
+    "QMoE", heavy=True,
     limits=f"integer weights of 2, 4 and 8 bits in the schema's layout; {_SPARSE}; routing weights are normalized "
     "only if requested, whereas onnxruntime's CPU provider always does",
 )  # fmt: skip
 @operands(input=_ROWS)
-@taking(*_PACKED.split(), **OPTIONS, **_OWN)
+@taking(*_PACKED.split(), **OPTIONS, **_WEIGHT_BITS)
 def qmoe(
     *inputs, accuracy_level=0, block_size=None, expert_weight_bits: Bits = 4, quant_type: Literal["int"] = "int",
     weights_prepacked: Literal[-1, 0] = -1, warn=None, shards=UNSHARDED, **options,
@@ -160,7 +160,7 @@ def qmoe(
     return mixture(x, router, rest[12], layers, project, shards=shards, **options)
 
 
-@op("SwiGLU", domain=MICROSOFT)
+@microsoft("SwiGLU")
 def swi_glu(gate, up=None, *, activation_alpha=1.0, activation_beta=0.0, limit=0.0, round_activation=0):
     """SwiGLU of two tensors, or of the two halves of one along its last axis."""
     if up is None and gate.shape[-1] % 2:
@@ -170,7 +170,7 @@ def swi_glu(gate, up=None, *, activation_alpha=1.0, activation_beta=0.0, limit=0
     return gated(a, b, gate.dtype, activation_alpha, activation_beta, limit if limit > 0 else None, round_activation)
 
 
-@op("RouterGateUpProj", domain=MICROSOFT, product=True, limits="activation: swiglu, the only one defined")
+@microsoft("RouterGateUpProj", product=True, limits="activation: swiglu, the only one defined")
 def router_gate_up_proj(
     X, W, *, activation: Literal["swiglu"] = "swiglu", activation_alpha=1.0, activation_beta=0.0, limit=0.0, router_size
 ):
@@ -183,7 +183,7 @@ def router_gate_up_proj(
     return router, gated(gate, up, X.dtype, activation_alpha, activation_beta, limit if limit > 0 else None)
 
 
-@op("MatMulNBitsQLoRA", domain=MICROSOFT, heavy=True)
+@microsoft("MatMulNBitsQLoRA", heavy=True)
 def matmul_nbits_qlora(
     X, W, scales, lora_A, lora_A_scales, lora_B, lora_B_scales,
     *, K, N, accuracy_level=0, bits: Bits = 4, block_size=32, lora_bits: Bits = 8, lora_block_size=32,
@@ -204,11 +204,10 @@ def matmul_nbits_qlora(
 
 def _top_mask(scores, count):
     """A mask of the ``count`` greatest elements along the last axis; ties are broken by index."""
-    chosen = lax.top_k(scores, count)[1]
-    return (chosen[..., None] == np.arange(scores.shape[-1], dtype=np.int32)).any(-2)
+    return (lax.top_k(scores, count)[1][..., None] == np.arange(scores.shape[-1], dtype=np.int32)).any(-2)
 
 
-@op("MoEGroupRouter", domain=MICROSOFT)
+@microsoft("MoEGroupRouter")
 def moe_group_router(
     logits, expert_bias, projection_weight=None,
     *, group_topk=2, n_group=1, router_sentinel=-10000.0, top_k, topk_group=1, n_outputs=1,
@@ -242,7 +241,7 @@ def moe_group_router(
 _FLAT = "flatten_batch with one base position for several sequences is unsupported, because the schema is ambiguous"
 
 
-@op("RMSNormRotary", domain=MICROSOFT, limits=f"{_FLAT}; {BOUNDS}")
+@microsoft("RMSNormRotary", limits=f"{_FLAT}; {BOUNDS}")
 def rms_norm_rotary(
     X, scale, position_ids, cosine, sine, prefill_numerics=None,
     *, epsilon=1e-6, flatten_batch=0, input_start=0, input_width=0, output_fp16=0, rotary_embedding_dim,
@@ -287,7 +286,7 @@ def rms_norm_rotary(
     return (full, y.astype(np.float32))[:n_outputs]
 
 
-@op("HyperConnectionLowRankMix", domain=MICROSOFT, product=True)
+@microsoft("HyperConnectionLowRankMix", product=True)
 def hyper_connection_low_rank_mix(
     streams, norm_scale, down_weight, up_weight, inject_weight, prev_block_output=None, prev_post_gate=None,
     *, epsilon=1e-5, gate_div=1.0, gate_mul=1.0, num_branches, reduction_scale=1.0, silu_alpha=1.0, n_outputs=2,
@@ -321,7 +320,11 @@ def hyper_connection_low_rank_mix(
     return (y, step(widen(inject) * gate_mul), s.reshape(streams.shape))[:n_outputs]
 
 
-@op("PackedSparseAttentionIndexerMerge", domain=MICROSOFT)
+@microsoft("PackedSparseAttentionIndexerMerge")
+@operands(
+    base_indices="rows columns", base_counts="rows", base_row_indices="queries", range_starts="queries",
+    range_ends="queries", additional_indices="queries more", additional_counts="queries",
+)  # fmt: skip
 def packed_sparse_attention_indexer_merge(
     base_indices, base_counts, base_row_indices, range_starts=None, range_ends=None, additional_indices=None,
     additional_counts=None, *, max_output_entries, policy_mode: Literal["append_range", "append_indices"],
@@ -337,12 +340,7 @@ def packed_sparse_attention_indexer_merge(
         raise ValueError(
             f"policy_mode {policy_mode!r} requires both of its inputs, and excludes those of the other mode"
         )
-    check_shapes(
-        {}, base_indices=(base_indices, "rows columns"), base_counts=(base_counts, "rows"),
-        base_row_indices=(base_row_indices, "queries"), range_starts=(range_starts, "queries"),
-        range_ends=(range_ends, "queries"), additional_indices=(additional_indices, "queries more"),
-        additional_counts=(additional_counts, "queries"),
-    )  # fmt: skip
+
     iota = lambda n: lax.iota(np.int32, n)  # noqa: E731
     row, (rows, columns) = jnp.asarray(base_row_indices), base_indices.shape
     if rows == 0:

@@ -20,7 +20,7 @@ from ..reduce import unique
 from ..registry import MayBeEmpty, Static, op, taking
 from ..shape import pad, range_, unsqueeze
 from ..window import WINDOW
-from . import MICROSOFT, operands
+from . import microsoft, operands
 
 ACTIVATION_NAMES = "activations: Clip, Selu and those of the recurrent operators"
 
@@ -46,22 +46,22 @@ EXPRESSIONS: dict[str, Any] = {
     "Inverse": lambda X: jnp.linalg.inv(jnp.asarray(X)),
 }
 for _name, _function in EXPRESSIONS.items():
-    op(_name, domain=MICROSOFT, half="float32")(_function)
-op("Trilu", domain=MICROSOFT)(lambda X, k=None, *, upper=1: trilu(X, k, upper=upper))
-op("GatherND", domain=MICROSOFT, limits=BOUNDS)(lambda data, indices: gather_nd(data, indices))
+    microsoft(_name, half="float32")(_function)
+microsoft("Trilu")(lambda X, k=None, *, upper=1: trilu(X, k, upper=upper))
+microsoft("GatherND", limits=BOUNDS)(lambda data, indices: gather_nd(data, indices))
 
 
-@op("ExpandDims", domain=MICROSOFT)
+@microsoft("ExpandDims")
 def expand_dims(X, axis: Static):
     return unsqueeze(X, axis)
 
 
-@op("GemmFastGelu", domain=MICROSOFT, product=True)
+@microsoft("GemmFastGelu", product=True)
 def gemm_fast_gelu(X, W, bias=None):
     return _fast_gelu(product(X, W, accumulator(X.dtype)), widen(bias)).astype(X.dtype)
 
 
-@op("FusedMatMul", domain=MICROSOFT, product=True)
+@microsoft("FusedMatMul", product=True)
 def fused_matmul(A, B, *, alpha=1.0, transA=0, transB=0, transBatchA=0, transBatchB=0):
     """``alpha * A @ B``; transBatch moves the first axis after the batch, trans swaps the last two axes."""
 
@@ -73,7 +73,7 @@ def fused_matmul(A, B, *, alpha=1.0, transA=0, transB=0, transBatchA=0, transBat
     return times(y, alpha).astype(A.dtype)
 
 
-@op("TransposeMatMul", domain=MICROSOFT, product=True)
+@microsoft("TransposeMatMul", product=True)
 def transpose_matmul(A, B, *, alpha=1.0, transA=0, transB=0):
     return fused_matmul(A, B, alpha=alpha, transA=transA, transB=transB)
 
@@ -97,7 +97,7 @@ def activate(x, name, *parameters):
     return function(x, *(d if p is None else p for p, d in zip((*parameters, None, None), defaults, strict=False)))
 
 
-@op("FusedGemm", domain=MICROSOFT, product=True, limits=ACTIVATION_NAMES)
+@microsoft("FusedGemm", product=True, limits=ACTIVATION_NAMES)
 def fused_gemm(
     A, B, C=None, *, activation="", activation_alpha=None, activation_beta=None, activation_gamma=None,
     alpha=1.0, beta=1.0, transA=0, transB=0,
@@ -108,7 +108,7 @@ def fused_gemm(
     return activate(y, activation, activation_alpha, second).astype(A.dtype)
 
 
-@op("FusedConv", domain=MICROSOFT, product=True, limits=ACTIVATION_NAMES)
+@microsoft("FusedConv", product=True, limits=ACTIVATION_NAMES)
 @taking(**WINDOW, group=1)
 def fused_conv(X, W, B=None, Z=None, *, activation="", activation_params=(), **attributes):
     """Conv, plus a residual Z, followed by an activation."""
@@ -125,20 +125,20 @@ def nhwc(function, x, *inputs, channels_last=1, **attributes):
     return xp.moveaxis(function(xp.moveaxis(x, -1, 1), *inputs, **attributes), 1, -1)
 
 
-@op("NhwcFusedConv", domain=MICROSOFT, product=True, limits=ACTIVATION_NAMES)
+@microsoft("NhwcFusedConv", product=True, limits=ACTIVATION_NAMES)
 @taking(**WINDOW, group=1, activation="", activation_params=())
 def nhwc_fused_conv(X, W, B=None, Z=None, **attributes):
     Z = None if Z is None else xp.moveaxis(Z, -1, 1)
     return nhwc(fused_conv, X, W, B, Z, **attributes)
 
 
-@op("NhwcConv", domain=MICROSOFT, product=True)
+@microsoft("NhwcConv", product=True)
 @taking(**WINDOW, group=1)
 def nhwc_conv(X, W, B=None, **attributes):
     return nhwc(conv_op, X, W, B, **attributes)
 
 
-@op("NhwcMaxPool", domain=MICROSOFT, heavy=True)
+@microsoft("NhwcMaxPool", heavy=True)
 @taking(**WINDOW | {"kernel_shape": Parameter.empty, "ceil_mode": 0})
 def nhwc_max_pool(x, **attributes):
     return nhwc(max_pool, x, **attributes)
@@ -153,7 +153,7 @@ def skip_sum(input, skip, bias):
     return widen(input) + widen(skip) + (0 if bias is None else widen(bias))
 
 
-@op("SkipLayerNormalization", domain=MICROSOFT)
+@microsoft("SkipLayerNormalization", wide=True)
 @operands(**_SKIPPED, beta="width")
 def skip_layer_normalization(input, skip, gamma, beta=None, bias=None, *, epsilon=1e-12):
     """LayerNormalization of ``input + skip + bias``, and that sum."""
@@ -163,7 +163,7 @@ def skip_layer_normalization(input, skip, gamma, beta=None, bias=None, *, epsilo
     return y.astype(input.dtype), mean, inverse, total.astype(input.dtype)
 
 
-@op("SkipSimplifiedLayerNormalization", domain=MICROSOFT, limits="the second output (mean) is never computed")
+@microsoft("SkipSimplifiedLayerNormalization", wide=True, limits="the second output (mean) is never computed")
 @operands(**_SKIPPED)
 def skip_simplified_layer_normalization(input, skip, gamma, bias=None, *, epsilon=1e-12, n_outputs=1):
     """RMSNormalization of ``input + skip + bias``, and that sum; without a mean."""
@@ -172,8 +172,8 @@ def skip_simplified_layer_normalization(input, skip, gamma, bias=None, *, epsilo
     return ((y * widen(gamma)).astype(input.dtype), None, inverse, total.astype(input.dtype))[:n_outputs]
 
 
-@op("SimplifiedLayerNormalization", domain=MICROSOFT, limits="stash_type float32 or float64")
-@op("SimplifiedLayerNormalization", limits="onnxruntime's; stash_type float32 or float64")
+@microsoft("SimplifiedLayerNormalization", wide=True, limits="stash_type float32 or float64")
+@op("SimplifiedLayerNormalization", wide=True, limits="onnxruntime's; stash_type float32 or float64")
 def simplified_layer_normalization(X, scale, *, axis=-1, epsilon=1e-5, stash_type: Literal[1, 11] = 1):
     """RMSNormalization under onnxruntime's older name; the second output is the inverse standard deviation."""
     x = X.astype(np.float64 if stash_type == 11 or X.dtype == np.float64 else np.float32)
@@ -181,7 +181,7 @@ def simplified_layer_normalization(X, scale, *, axis=-1, epsilon=1e-5, stash_typ
     return (y * scale.astype(x.dtype)).astype(scale.dtype), inverse
 
 
-@op("EmbedLayerNormalization", domain=MICROSOFT)
+@microsoft("EmbedLayerNormalization")
 @operands(**EMBEDDED, gamma="width", beta="width")
 def embed_layer_normalization(
     input_ids, segment_ids: MayBeEmpty, word_embedding, position_embedding, segment_embedding: MayBeEmpty, gamma, beta,
@@ -206,13 +206,13 @@ def group_normalized(x, gamma, beta, activation, channels_last, epsilon, groups)
     return y if channels_last else xp.moveaxis(y, -1, 1)
 
 
-@op("GroupNorm", domain=MICROSOFT)
+@microsoft("GroupNorm", wide=True)
 def group_norm(X, gamma, beta, *, activation, channels_last=1, epsilon=1e-5, groups):
     """Normalization over groups of channels, followed by SiLU if activation=1."""
     return group_normalized(X, gamma, beta, activation, channels_last, epsilon, groups).astype(X.dtype)
 
 
-@op("SkipGroupNorm", domain=MICROSOFT)
+@microsoft("SkipGroupNorm", wide=True)
 def skip_group_norm(X, gamma, beta, skip, bias=None, *, activation, channels_last=1, epsilon=1e-5, groups):
     """GroupNorm of ``X + skip + bias``, and that sum."""
 
@@ -225,7 +225,7 @@ def skip_group_norm(X, gamma, beta, skip, bias=None, *, activation, channels_las
     return y.astype(X.dtype), total.astype(X.dtype)
 
 
-@op("CDist", domain=MICROSOFT, heavy=True, limits="metrics: sqeuclidean and euclidean")
+@microsoft("CDist", heavy=True, wide=True, limits="metrics: sqeuclidean and euclidean")
 @operands(A="rows width", B="others width")
 def cdist(A, B, *, metric: Literal["sqeuclidean", "euclidean"] = "sqeuclidean"):
     """The distances between all rows of A and all rows of B."""
@@ -233,7 +233,7 @@ def cdist(A, B, *, metric: Literal["sqeuclidean", "euclidean"] = "sqeuclidean"):
     return square if metric == "sqeuclidean" else root(square)
 
 
-@op("Unique", domain=MICROSOFT, limits="data-dependent output shape")
+@microsoft("Unique", limits="data-dependent output shape")
 @operands(x="size")
 def ms_unique(x: Static):
     """(distinct elements in order of appearance, inverse indices, counts)."""
@@ -241,11 +241,11 @@ def ms_unique(x: Static):
     return y, inverse, counts
 
 
-@op("Pad", domain=MICROSOFT)
+@microsoft("Pad")
 def ms_pad(data, pads: Static, value=None, *, mode="constant"):
     return pad(data, np.ravel(pads), None if value is None else value.reshape(()), mode=mode)
 
 
-@op("Range", domain=MICROSOFT)
+@microsoft("Range")
 def ms_range(start: Static, limit: Static, delta: Static = None):
     return range_(*(v.reshape(()) for v in (start, limit, np.ones_like(start) if delta is None else delta)))

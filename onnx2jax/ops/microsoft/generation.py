@@ -14,8 +14,8 @@ import jax
 import numpy as np
 
 from ..arrays import check_shapes
-from ..registry import Static, op, taking
-from . import MICROSOFT
+from ..registry import Static, taking
+from . import microsoft
 from .grouped import repeated_ngrams
 
 LOWEST = np.finfo(np.float32).min
@@ -52,30 +52,44 @@ def decoder_only(decoder, first, ids, mask, pad, beams):
 
 
 def encoder_decoder(encoder, decoder, ids, mask, start, pad, beams):
-    """A generator of decoding steps of an encoder-decoder model, whose encoder may include the first decoder step."""
+    """The decoding steps of an encoder-decoder model, whose encoder may include the first decoder step."""
     check_names(encoder, "encoder", "encoder_input_ids", "encoder_attention_mask")
     check_names(decoder, "decoder", "input_ids", "encoder_attention_mask")
     if mask is None:  # left padding only: a trailing pad token may be the end of the sequence
         mask = np.logical_or.accumulate(ids != pad, axis=1).astype(np.int32)
-    count, hidden, sequences = len(decoder.outputs) - 1, [], np.full((len(ids), 1), start, np.int32)
-    if len(encoder.inputs) == 2:
-        cross = encoder(ids, mask)
-        past = [np.zeros((len(x), x.shape[1], 0, x.shape[3]), x.dtype) for x in cross[:count]]
-    else:
-        logits, *hidden = encoder(ids, mask, sequences)
-        past, cross = hidden[1 : 1 + count], hidden[1 + count :]
-        hidden = hidden[:1] if decoder.inputs[2].name == "encoder_hidden_states" else []
-    if len(decoder.inputs) != 2 + len(hidden) + 2 * count:
-        raise NotImplementedError(f"the graph decoder has {len(decoder.inputs)} inputs: {SHARED}")
-    per_beam = [[np.repeat(np.asarray(x), beams, axis=0) for x in v] for v in ((mask, sequences), past, hidden, cross)]
-    (mask, sequences), past, hidden, cross = per_beam
-    if len(encoder.inputs) > 2:
-        sequences, _ = yield np.repeat(np.asarray(logits), beams, axis=0)  # all beams are equal so far
     whole = decoder.inputs[0].type is None or decoder.inputs[0].type.shape[1:] != (1,)
-    while True:
-        logits, *past = decoder(sequences if whole else sequences[:, -1:], mask, *hidden, *past, *cross)
+    sequences = np.full((len(ids), 1), start, np.int32)
+    if len(encoder.inputs) > 2:
+        logits, *states = encoder(ids, mask, sequences)
+        return decoder_steps(decoder, logits, states, beams, mask=mask, whole=whole)
+    cross = encoder(ids, mask)
+    past = [np.zeros((len(x), x.shape[1], 0, x.shape[3]), x.dtype) for x in cross[: len(decoder.outputs) - 1]]
+    states = [None, *past, *cross]
+    return decoder_steps(decoder, None, states, beams, mask=mask, whole=whole, sequences=sequences)
+
+
+def decoder_steps(decoder, logits, states, beams, *, mask=None, whole=False, sequences=None):
+    """A generator of decoding steps from an encoder's logits and states: hidden ones, the past, the cross caches.
+
+    Each step reads the last token, or the ``whole`` sequences; without logits the first step starts from ``sequences``.
+    """
+    count, fixed = len(decoder.outputs) - 1, [] if mask is None else [mask]
+    if [v.name for v in decoder.inputs[1 + len(fixed) :][:1]] == ["encoder_hidden_states"]:
+        fixed += states[:1]
+    past, cross = states[1 : 1 + count], states[1 + count :]
+    if len(decoder.inputs) != 1 + len(fixed) + 2 * count or len(cross) != count:
+        raise NotImplementedError(f"the graph decoder has {len(decoder.inputs)} inputs: {SHARED}")
+    (logits, sequences, *fixed), past, cross = (
+        [None if x is None else np.repeat(np.asarray(x), beams, axis=0) for x in v]
+        for v in ((logits, sequences, *fixed), past, cross)
+    )
+    order = slice(None)
+    if logits is not None:
         sequences, order = yield logits
+    while True:
         past = [np.asarray(v)[order] for v in past]
+        logits, *past = decoder(sequences if whole else sequences[:, -1:], *fixed, *past, *cross)
+        sequences, order = yield logits
 
 
 SHARED = "a KV cache buffer shared by past and present is unsupported; export the decoder with a growing past"
@@ -85,14 +99,15 @@ class Task:
     """A generation: the initial sequences, the decoding steps and the constraints on the next token."""
 
     def __init__(
-        self, ids, steps, max_length, min_length, penalty, vocab_mask, prefix_vocab_mask, beams, vocab_size, pad, eos,
-        ngram, process=None,
-    ):  # fmt: skip
-        """Continues ids [batch, length], with the constraints given by a node's inputs.
+        self, ids, steps, limits, beams, process=None, *, vocab_size, pad_token_id, eos_token_id, no_repeat_ngram_size
+    ):
+        """Continues ids [batch, length], with the constraints that are a node's inputs and attributes.
 
-        ``process`` is an additional logits processor (scores, sequences) -> scores, or None.
+        ``limits`` are max_length, min_length, repetition_penalty, vocab_mask and prefix_vocab_mask; ``process`` is an
+        additional logits processor (scores, sequences) -> scores, or None.
         """
-        masks = [None if m is None else np.asarray(m).astype(np.int32) for m in (vocab_mask, prefix_vocab_mask)]
+        max_length, min_length, penalty, *masks = limits
+        masks = [None if m is None else np.asarray(m).astype(np.int32) for m in masks]
         self.vocab_mask, self.prefix_vocab_mask = masks
         check_shapes({"batch": len(ids)}, prefix_vocab_mask=(self.prefix_vocab_mask, "batch vocab"))
         self.penalty = scalar(penalty, 1.0)
@@ -102,7 +117,7 @@ class Task:
         if self.max_length <= ids.shape[1]:
             raise ValueError(f"max_length ({self.max_length}) must exceed the prompt's {ids.shape[1]} tokens")
         self.sequences, self.steps, self.vocab_size = np.repeat(ids, beams, axis=0), steps, vocab_size
-        self.pad, self.eos, self.ngram, self.process = pad, eos, ngram, process
+        self.pad, self.eos, self.ngram, self.process = pad_token_id, eos_token_id, no_repeat_ngram_size, process
 
     def scores(self, logits, sequences, *, logarithmic=False):
         """Scores [rows, vocab] of the token after sequences [rows, length]: the last logits, constrained."""
@@ -151,22 +166,20 @@ def scalar(value, default):
 
 
 def task(
-    input_ids, max_length, mask, min_length, penalty, *masks, beams=1, model_type, decoder, init_decoder, encoder,
-    decoder_start_token_id, vocab_size, eos_token_id, pad_token_id, no_repeat_ngram_size,
-):  # fmt: skip
+    input_ids, mask, *limits, beams=1, model_type, decoder, init_decoder, encoder, decoder_start_token_id, **sizes
+):
     """The Task of a node, from its inputs and attributes."""
     ids = np.asarray(input_ids).astype(np.int32)
     mask = None if mask is None else np.asarray(mask).astype(np.int32)
     check_shapes({}, input_ids=(ids, "batch length"), attention_mask=(mask, "batch length"))
     if model_type == 0:
-        steps = decoder_only(decoder, init_decoder, ids, mask, pad_token_id, beams)
+        steps = decoder_only(decoder, init_decoder, ids, mask, sizes["pad_token_id"], beams)
     elif encoder is None or decoder_start_token_id < 0:
         raise ValueError("model_type=1 requires the attributes encoder and decoder_start_token_id")
     else:
-        steps = encoder_decoder(encoder, decoder, ids, mask, decoder_start_token_id, pad_token_id, beams)
+        steps = encoder_decoder(encoder, decoder, ids, mask, decoder_start_token_id, sizes["pad_token_id"], beams)
         ids = np.full((len(ids), 1), decoder_start_token_id, np.int32)
-    limits = max_length, min_length, penalty, *masks
-    return Task(ids, steps, *limits, beams, vocab_size, pad_token_id, eos_token_id, no_repeat_ngram_size)
+    return Task(ids, steps, limits, beams, **sizes)
 
 
 HOST = f"a host loop with compiled steps; {SHARED}"
@@ -176,7 +189,7 @@ ATTRIBUTES |= {"no_repeat_ngram_size": 0}
 Model = Literal[0, 1]
 
 
-@op("GreedySearch", domain=MICROSOFT, unsharded=True, limits=HOST)
+@microsoft("GreedySearch", unsharded=True, limits=HOST)
 @taking(**ATTRIBUTES)
 def greedy_search(
     input_ids: Static, max_length: Static, min_length: Static = None, repetition_penalty: Static = None,
@@ -184,8 +197,8 @@ def greedy_search(
     *, model_type: Model = 0, **attributes,
 ):  # fmt: skip
     """Sequences [batch, max_length] extended by the most probable token."""
-    options = attention_mask, min_length, repetition_penalty, vocab_mask, prefix_vocab_mask
-    generation = task(input_ids, max_length, *options, model_type=model_type, **attributes)
+    limits = max_length, min_length, repetition_penalty, vocab_mask, prefix_vocab_mask
+    generation = task(input_ids, attention_mask, *limits, model_type=model_type, **attributes)
     return generation.run(lambda scores, _: scores.argmax(1))
 
 
@@ -207,7 +220,7 @@ _CUSTOM = (
 )
 
 
-@op("Sampling", domain=MICROSOFT, unsharded=True, limits=f"{HOST}; {_CUSTOM}")
+@microsoft("Sampling", unsharded=True, wide=True, limits=f"{HOST}; {_CUSTOM}")
 @taking(**ATTRIBUTES)
 def sampling(
     input_ids: Static, max_length: Static, min_length: Static = None, repetition_penalty: Static = None,
@@ -230,8 +243,8 @@ def sampling(
         noise = jax.random.gumbel(jax.random.fold_in(key, length), scores.shape, np.float32)
         return (nucleus(scores, top_p, min_tokens_to_keep, filter_value) + np.asarray(noise)).argmax(1)
 
-    options = attention_mask, min_length, repetition_penalty, vocab_mask, prefix_vocab_mask
-    return task(input_ids, max_length, *options, model_type=model_type, **attributes).run(choose)
+    limits = max_length, min_length, repetition_penalty, vocab_mask, prefix_vocab_mask
+    return task(input_ids, attention_mask, *limits, model_type=model_type, **attributes).run(choose)
 
 
 class Beam:
@@ -265,8 +278,7 @@ class Beam:
         if len(rows) < self.count:
             raise ValueError(f"a vocabulary of {scores.shape[1]} tokens is too small for {self.count} beams")
         if len(self.hypotheses) == self.count:
-            best = self.normalized(flat.max(), sequences.shape[1])
-            self.done |= bool(early or self.hypotheses[-1][0] >= best)
+            self.done |= bool(early or self.hypotheses[-1][0] >= self.normalized(flat.max(), sequences.shape[1]))
         return rows
 
 
@@ -311,18 +323,17 @@ def run_beam_search(task, count, returned, early, length_penalty, *others):
     return out, final.astype(like), scores.astype(like)
 
 
-_Optional = Annotated[Any, "static", "may be empty"]
 _FORCED = "decoder_input_ids and logits_processor are unsupported: use WhisperBeamSearch"
-OWN = (
+ENDING = (
     "a sequence ends by its own scores, whereas onnxruntime's CPU provider uses those of another batch entry; after "
     "its end the third output is zero"
 )
 
 
-@op("BeamSearch", domain=MICROSOFT, unsharded=True, limits=f"{HOST}; {_FORCED}; {OWN}")
+@microsoft("BeamSearch", unsharded=True, limits=f"{HOST}; {_FORCED}; {ENDING}")
 @taking(**ATTRIBUTES)
 def beam_search(
-    input_ids: Static, max_length: Static, min_length: _Optional, num_beams: Static,
+    input_ids: Static, max_length: Static, min_length: Annotated[Any, "static", "may be empty"], num_beams: Static,
     num_return_sequences: Static, length_penalty: Static = None, repetition_penalty: Static = None,
     vocab_mask: Static = None, prefix_vocab_mask: Static = None, attention_mask: Static = None,
     decoder_input_ids: Static = None, logits_processor: Static = None,
@@ -332,6 +343,6 @@ def beam_search(
     if decoder_input_ids is not None or scalar(logits_processor, 0):
         raise NotImplementedError(_FORCED)
     count, returned = beam_counts(num_beams, num_return_sequences)
-    options = attention_mask, min_length, repetition_penalty, vocab_mask, prefix_vocab_mask
-    generation = task(input_ids, max_length, *options, beams=count, model_type=model_type, **attributes)
+    limits = max_length, min_length, repetition_penalty, vocab_mask, prefix_vocab_mask
+    generation = task(input_ids, attention_mask, *limits, beams=count, model_type=model_type, **attributes)
     return run_beam_search(generation, count, returned, early_stopping, length_penalty, repetition_penalty)

@@ -14,17 +14,9 @@ from ...errors import KnownValueError
 from ..arrays import check_shapes, dims, is_traced, widen
 from ..attention import attend, check_paired, heads_of, merged, rotary_embedding, window
 from ..indexing import write_slot
-from ..registry import MayBeEmpty, Static, StaticIfKnown, op, taking
-from . import MICROSOFT, operands
-from .attention import (
-    BIDIRECTIONAL_OPTIONS,
-    BUFFER,
-    check_buffer,
-    multi_head_attention,
-    projected,
-    self_attention,
-    split_attention,
-)
+from ..registry import MayBeEmpty, Static, StaticIfKnown, taking
+from . import microsoft, operands
+from .attention import BUFFER, SHARED, check_buffer, multi_head_attention, projected, self_attention, split_attention
 from .fused import simplified_layer_normalization
 from .quant import unpack
 
@@ -82,8 +74,7 @@ def cache_extents(total, past_key, new, window=None):
             "total_sequence_length is traced, so past_key must be a buffer of the cache's full length"
         )
     total = past if is_traced(total) else total
-    known = all(isinstance(n, int) for n in (total, past, new))
-    if known and (new > total or past < total != past + new):
+    if all(isinstance(n, int) for n in (total, past, new)) and (new > total or past < total != past + new):
         expected = f"{past + new} (past and new tokens), or from {new} to {past} if the past is a buffer"
         raise ValueError(f"total_sequence_length ({total}) must be {expected}")
     length = total if past_key is None else max(total, past)
@@ -125,8 +116,8 @@ def cache_scale(name, scale, kind, bits, heads, size):
         return None
     shape = (1, heads, 1, size) if kind == "PER_CHANNEL" else (1, 1, 1, 1)
     if scale is None or scale.size != math.prod(shape):
-        given = "is not given" if scale is None else f"has {scale.size}"
-        raise ValueError(f"{name} must have {math.prod(shape)} elements for a KV cache quantized {kind} (it {given})")
+        actual = "is not given" if scale is None else f"has {scale.size}"
+        raise ValueError(f"{name} must have {math.prod(shape)} elements for a KV cache quantized {kind} (it {actual})")
     return scale.reshape(shape)
 
 
@@ -169,31 +160,7 @@ def check_modes(causal, past_key, query_seqlens, local_window_size, sliding_wind
         raise ValueError(f"the output output_qk requires qk_output 1 (before softmax) or 2 (after), not {qk_output}")
 
 
-def rotary_positions(starts, new, position_ids, total, padded):
-    """The positions of new tokens [batch, new]; for a first prompt only its first position is read."""
-    at = starts[:, None] + jnp.arange(new, dtype=np.int32)
-    if position_ids is None:
-        return at
-    position = position_ids.astype(np.int32)
-    return position if padded else jnp.where(total == new, position.reshape(-1)[0] + at, position)
-
-
-def bias_of_rows(bias, starts, first, keys):
-    """The columns of a bias, which are positions, for the rows of a sliding cache: that of ``starts`` is ``first``."""
-    if bias is None:
-        return None
-    columns = (starts - first)[:, None] + jnp.arange(keys, dtype=np.int32)
-    return jnp.take_along_axis(bias, columns[:, None, None], axis=3, mode="clip")
-
-
-def attend_rows(q, k, v, first, last, causal, local_window_size, **options):
-    """``attend`` of queries that are the rows ``first`` to ``last`` [batch, 1, 1, 1] of the KV cache, in a window."""
-    masks = window(q.shape[2], k.shape[2], first, max(local_window_size - 1, -1), 0 if causal else -1)
-    masks += [] if causal else [lax.iota(np.int32, k.shape[2]) < last]
-    return attend(q, k, v, ends=last, masks=masks, **options)
-
-
-@op("GroupQueryAttention", domain=MICROSOFT, product=True, limits=_CACHE)
+@microsoft("GroupQueryAttention", product=True, limits=_CACHE)
 @operands(total_sequence_length="|1")
 def group_query_attention(
     query, key: MayBeEmpty, value: MayBeEmpty, past_key: MayBeEmpty, past_value: MayBeEmpty, seqlens_k,
@@ -233,7 +200,10 @@ def group_query_attention(
     ends = jnp.asarray(seqlens_k).reshape(-1).astype(np.int32) + 1
     starts = jnp.maximum(ends - new, 0) if query_seqlens is None else ends - query_seqlens.astype(np.int32)
     if do_rotary:
-        at = rotary_positions(starts, new, position_ids, total, query_seqlens is not None)
+        counted = starts[:, None] + jnp.arange(new, dtype=np.int32)
+        at = counted if position_ids is None else position_ids.astype(np.int32)
+        if position_ids is not None and query_seqlens is None:  # of a first prompt only the first position is read
+            at = jnp.where(total == new, at.reshape(-1)[0] + counted, at)
         q, k = rotated(q, k, cos_cache, sin_cache, at, rotary_interleaved, least=1 if is_traced(total) else total)
     first = resident_tokens(starts, length, sliding)
     last = first + ends - starts
@@ -241,14 +211,18 @@ def group_query_attention(
     caches = [appended(past, x, first, rows) for past, x in zip((past_key, past_value), stored, strict=True)]
     k, v = (dequantized(c[:, :, :keys], scale, bits, q.dtype) for c, scale in zip(caches, scales, strict=True))
     if sliding_window_cache:
-        attention_bias = bias_of_rows(attention_bias, starts, first, keys)
+        if attention_bias is not None:  # whose columns are positions: that of ``starts`` is the row ``first``
+            columns = (starts - first)[:, None, None, None] + jnp.arange(keys, dtype=np.int32)
+            attention_bias = jnp.take_along_axis(attention_bias, columns, axis=3, mode="clip")
         dropped = last - resident_tokens(ends, length, sliding)
         caches = [per_sequence(lax.dynamic_slice_in_dim, length)(c, dropped) for c in caches]
     fits = (starts >= 0) & (ends - starts <= new) & (last <= keys) & (first + new <= rows)
     first, last, fits = (x.reshape(-1, 1, 1, 1) for x in (first, last, fits))
-    y, (*_, scores, weights) = attend_rows(
-        q, k, v, first, last, causal, local_window_size, keep_scores=n_outputs > 3, biases=[attention_bias],
-        scale=scale or None, softcap=softcap, sink=sink_of(head_sink, smooth_softmax),
+    masks = window(new, keys, first, max(local_window_size - 1, -1), 0 if causal else -1)
+    masks += [] if causal else [lax.iota(np.int32, keys) < last]
+    y, (*_, scores, weights) = attend(
+        q, k, v, ends=last, masks=masks, keep_scores=n_outputs > 3, biases=[attention_bias], scale=scale or None,
+        softcap=softcap, sink=sink_of(head_sink, smooth_softmax),
     )  # fmt: skip
     y = merged(jnp.where(fits, y, np.nan))  # a sequence longer than its cache
     if n_outputs <= 3:
@@ -273,8 +247,8 @@ def check_step(query, beam_width, cache_indirection):
         raise ValueError(f"beam_width ({width}) must be the second extent of cache_indirection ({beams})")
 
 
-@op("DecoderMaskedMultiHeadAttention", domain=MICROSOFT, product=True, limits=f"{_KEY_LAYOUT}; {BUFFER}")
-@taking(**BIDIRECTIONAL_OPTIONS)
+@microsoft("DecoderMaskedMultiHeadAttention", product=True, limits=f"{_KEY_LAYOUT}; {BUFFER}")
+@taking(**SHARED)
 def decoder_masked_multi_head_attention(
     query, key=None, value=None, mask_index=None, attention_bias=None, past_key=None, past_value=None,
     past_sequence_length=None, beam_width: StaticIfKnown = None, cache_indirection=None, bias=None,
@@ -298,13 +272,13 @@ def decoder_masked_multi_head_attention(
     )  # fmt: skip
 
 
-@op(
-    "DecoderMaskedSelfAttention", domain=MICROSOFT, product=True,
+@microsoft(
+    "DecoderMaskedSelfAttention", product=True,
     limits="do_rotary is unsupported; a shared key buffer has the documented layout, interleaved in groups of 16 bytes"
     f"; {BUFFER}",
 )  # fmt: skip
 @operands(mask_index="*|* *|* * *")
-@taking(**BIDIRECTIONAL_OPTIONS)
+@taking(**SHARED)
 def decoder_masked_self_attention(
     input, weights, bias, mask_index: MayBeEmpty, past, attention_bias: MayBeEmpty, past_sequence_length,
     beam_width: StaticIfKnown = None, cache_indirection=None, *, do_rotary: Literal[0] = 0,
@@ -331,7 +305,7 @@ def decoder_masked_self_attention(
 _MASK = "key_padding_mask is unsupported, because its meaning is undocumented"
 
 
-@op("DecoderAttention", domain=MICROSOFT, product=True, limits=_MASK)
+@microsoft("DecoderAttention", product=True, limits=_MASK)
 @operands(bias="size")
 def decoder_attention(
     query, key, q_weight, kv_weight, bias, key_padding_mask: MayBeEmpty, key_cache: MayBeEmpty, value_cache: MayBeEmpty,
@@ -354,9 +328,7 @@ def decoder_attention(
         (k, v), past = past, (None, None)
     else:
         k, v = projected((key if static else query).swapaxes(0, 1), kv_weight, bias[hidden:], [hidden, hidden])
-    y, k, v, _ = split_attention(
-        q, k, v, num_heads=num_heads, mask=None, past=past, bias=None, scale=None, mask_filter_value=0
-    )
+    y, k, v, _ = split_attention(q, k, v, num_heads=num_heads, past=past)
     return y.swapaxes(0, 1), k, v
 
 
@@ -366,7 +338,7 @@ def repeated_ngrams(ids, size):
     return (rows[..., :-1] == ids[:, None, ids.shape[1] - size + 1 :]).all(-1), rows[..., -1]
 
 
-@op("NGramRepeatBlock", domain=MICROSOFT)
+@microsoft("NGramRepeatBlock")
 def ngram_repeat_block(input_ids, scores, *, ngram_size):
     """The scores, -inf for each token that would repeat an n-gram of ``ngram_size`` tokens."""
     check_shapes({}, input_ids=(input_ids, "batch tokens"), scores=(scores, "batch vocabulary"))

@@ -10,18 +10,18 @@ import ml_dtypes
 import numpy as np
 from jax import lax
 
-from ..arrays import check_shape, check_shapes, dims, is_traced
+from ..arrays import check_shapes, dims, is_traced
 from ..attention import attend, check_paired, heads_of, merged, window
 from ..indexing import BOUNDS
-from ..registry import MayBeEmpty, StaticIfKnown, op
-from . import MICROSOFT, operands
+from ..registry import MayBeEmpty, StaticIfKnown
+from . import microsoft, operands
 from .attention import projected
 from .grouped import appended, cache_extents, group_query_attention, normalized, rotated, sink_of, split_heads
 
 _CACHES = "quantized KV caches and those of latent attention are unsupported: use floating-point keys and values"
 
 
-@op("PagedAttention", domain=MICROSOFT, product=True, limits=_CACHES)
+@microsoft("PagedAttention", product=True, limits=_CACHES)
 @operands(cumulative_sequence_length="ends", past_seqlens="batch")
 def paged_attention(
     query, key: MayBeEmpty, value: MayBeEmpty, key_cache, value_cache: MayBeEmpty, cumulative_sequence_length,
@@ -79,8 +79,11 @@ def paged_attention(
     return each[sequence, tokens], key_cache, value_cache
 
 
-@op("SparseAttention", domain=MICROSOFT, product=True, limits="a sequence longer than its KV cache yields NaN")
-@operands(total_sequence_length="|1")
+@microsoft("SparseAttention", product=True, limits="a sequence longer than its KV cache yields NaN")
+@operands(
+    query="batch tokens size", past_key="batch heads room size_each", block_row_indices="layouts max_blocks+1",
+    block_col_indices="layouts max_nnz_blocks", total_sequence_length="|1", key_total_sequence_lengths="batch",
+)  # fmt: skip
 def sparse_attention(
     query, key: MayBeEmpty, value: MayBeEmpty, past_key, past_value, block_row_indices, block_col_indices,
     total_sequence_length: StaticIfKnown, key_total_sequence_lengths, cos_cache=None, sin_cache=None,
@@ -92,12 +95,8 @@ def sparse_attention(
     A layout is in CSR format: the blocks of row r are ``block_col_indices[layout, rows[r]:rows[r + 1]]``.
     """
     check_paired(key=key, value=value)
-    check_shapes({}, query=(query, "batch tokens size"), past_key=(past_key, "batch heads room size_each"))
-    total, (batch, new, _) = total_sequence_length, query.shape
-    keys = past_key.shape[2] if is_traced(total) else dims(total)[0]
-    check_shape("key_total_sequence_lengths", key_total_sequence_lengths, batch)
-    check_shape("block_row_indices", block_row_indices, "layouts", "max_blocks + 1")
-    check_shape("block_col_indices", block_col_indices, block_row_indices.shape[0], "max_nnz_blocks")
+    keys = past_key.shape[2] if is_traced(total_sequence_length) else dims(total_sequence_length)[0]
+
     (layouts, rows), entries = block_row_indices.shape, np.arange(block_col_indices.shape[1], dtype=np.int32)
     if num_heads % layouts or (rows - 1) * sparse_block_size < keys:
         raise ValueError(
@@ -108,6 +107,7 @@ def sparse_attention(
     row = (entries >= jnp.asarray(block_row_indices)[:, 1:, None]).sum(1, dtype=np.int32)
     mask = jnp.zeros((layouts, rows - 1, rows - 1), bool)
     mask = mask.at[np.arange(layouts, dtype=np.int32)[:, None], row, block_col_indices].set(True, mode="drop")
+    new = query.shape[1]
     at = jnp.maximum(key_total_sequence_lengths[:, None] - new, 0) + np.arange(new, dtype=np.int32)
     mask = mask[np.arange(num_heads) % layouts][:, at // sparse_block_size][..., np.arange(keys) // sparse_block_size]
     bias = jnp.where(jnp.moveaxis(mask, 0, 1), 0, np.finfo(np.float32).min)
@@ -118,7 +118,7 @@ def sparse_attention(
     )[:3]  # fmt: skip
 
 
-@op("LongformerAttention", domain=MICROSOFT, product=True, limits="a masked token yields zeros")
+@microsoft("LongformerAttention", product=True, limits="a masked token yields zeros")
 def longformer_attention(input, weight, bias, mask, global_weight, global_bias, global_, *, num_heads, window):
     """Attention of each token over a window and the global tokens; global tokens attend to all tokens.
 
@@ -135,8 +135,7 @@ def longformer_attention(input, weight, bias, mask, global_weight, global_bias, 
         return attend(q, k, v, biases=[mask[:, None, None]], masks=[read], read=read)[0]
 
     local = attention(weight, bias, near | is_global[:, None, None])
-    unrestricted = attention(global_weight, global_bias)
-    y = merged(jnp.where(is_global[:, None, :, None], unrestricted, local))
+    y = merged(jnp.where(is_global[:, None, :, None], attention(global_weight, global_bias), local))
     return jnp.where(mask[..., None] < 0, 0, y).astype(input.dtype)
 
 
@@ -158,7 +157,7 @@ def _selected(indices, counts, batch, extent, ends):
     return mask.reshape(batch, 1, -1, extent), valid.reshape(batch, -1, 1)
 
 
-@op("DynamicSparseAttention", domain=MICROSOFT, product=True, limits=f"{_UNSUPPORTED}; {BOUNDS}")
+@microsoft("DynamicSparseAttention", product=True, limits=f"{_UNSUPPORTED}; {BOUNDS}")
 def dynamic_sparse_attention(
     query, key: MayBeEmpty, value: MayBeEmpty, past_key: MayBeEmpty, past_value: MayBeEmpty, auxiliary_key: MayBeEmpty,
     auxiliary_value: MayBeEmpty, selected_indices, selected_counts, seqlens_k, total_sequence_length: StaticIfKnown,
@@ -196,10 +195,9 @@ def dynamic_sparse_attention(
         {"heads": kv_num_heads, "tokens": batch * new}, query=(q, "batch q_heads new size"), key=(k, new_shape),
         value=(v, new_shape), past_key=(past_key, past_shape), past_value=(past_value, past_shape),
         auxiliary_key=(auxiliary_key, auxiliary_shape), auxiliary_value=(auxiliary_value, auxiliary_shape),
-        selected_indices=(selected_indices, "tokens entries"),
-        selected_counts=(selected_counts, "tokens"), seqlens_k=(seqlens_k, "batch"), head_sink=(head_sink, "q_heads"),
-        position_ids=(position_ids, "batch new"), q_norm_weight=(q_norm_weight, "size"),
-        k_norm_weight=(k_norm_weight, "size"),
+        selected_indices=(selected_indices, "tokens entries"), selected_counts=(selected_counts, "tokens"),
+        seqlens_k=(seqlens_k, "batch"), head_sink=(head_sink, "q_heads"), position_ids=(position_ids, "batch new"),
+        q_norm_weight=(q_norm_weight, "size"), k_norm_weight=(k_norm_weight, "size"),
     )  # fmt: skip
     total = total_sequence_length.reshape(()) if is_traced(total_sequence_length) else dims(total_sequence_length)[0]
     keys, rows, _ = cache_extents(total, past_key, new)

@@ -11,15 +11,15 @@ from jax import lax
 from ..arrays import check_shape, check_shapes, dims, xp
 from ..attention import heads_of, rotary_embedding
 from ..indexing import BOUNDS, gather
-from ..registry import Static, op, taking
-from . import MICROSOFT
+from ..registry import Static, taking
+from . import microsoft
 from .attention import restore_padding
 
 _SCALE = "a scale other than 1 is unsupported: onnxruntime documents it but does not implement it"
 _ROTARY = {"interleaved": 0, "num_heads": 0, "rotary_embedding_dim": 0}
 
 
-@op("RotaryEmbedding", domain=MICROSOFT, limits=f"{_SCALE}; {BOUNDS}")
+@microsoft("RotaryEmbedding", limits=f"{_SCALE}; {BOUNDS}")
 @taking(**_ROTARY)
 def ms_rotary_embedding(
     input, position_ids, cos_cache, sin_cache, *, is_packed_batching: Literal[0, 1] = 0,
@@ -36,7 +36,7 @@ def ms_rotary_embedding(
     return rotary_embedding(input, cos_cache, sin_cache, position_ids, **rotary)
 
 
-@op("MRotaryEmbedding", domain=MICROSOFT, limits=f"{_SCALE}; {BOUNDS}")
+@microsoft("MRotaryEmbedding", limits=f"{_SCALE}; {BOUNDS}")
 @taking(**_ROTARY)
 def mrotary_embedding(
     input, position_ids, cos_cache, sin_cache, *, is_packed_batching: Literal[0, 1] = 0,
@@ -58,7 +58,7 @@ def mrotary_embedding(
     return rotary_embedding(input, cos, sin, **rotary)
 
 
-@op("GemmaRotaryEmbedding", domain=MICROSOFT, limits="all heads share emb, which has no head axis")
+@microsoft("GemmaRotaryEmbedding", limits="all heads share emb, which has no head axis")
 def gemma_rotary_embedding(emb, q, q_rot, k, k_rot):
     """``x * cos(emb) + x_rot * sin(emb)`` for queries and for keys."""
     shape, k_shape = "batch heads tokens size", "batch k_heads tokens size"
@@ -68,7 +68,7 @@ def gemma_rotary_embedding(emb, q, q_rot, k, k_rot):
     return q * cos + q_rot * sin, k * cos + k_rot * sin
 
 
-@op("RelativePositionBias", domain=MICROSOFT)
+@microsoft("RelativePositionBias")
 def relative_position_bias(
     bias_table, query_length: Static, key_length: Static, *, is_bidirectional: Literal[0, 1] = 0, max_distance
 ):
@@ -92,7 +92,7 @@ def relative_position_bias(
     return bias_table.reshape(heads, buckets)[:, after + np.where(distance < exact, distance, far)][None]
 
 
-@op("GatedRelativePositionBias", domain=MICROSOFT, half="float32", product=True)
+@microsoft("GatedRelativePositionBias", half="float32", product=True)
 def gated_relative_position_bias(
     query_layer, query_bias, rel_pos, weight, bias, eco_a, token_offset=None, *, num_heads
 ):

@@ -20,18 +20,18 @@ from ..linalg import product
 from ..packed import divided_product
 from ..pool import POOL, average_pool, global_average_pool
 from ..recurrent import LAYER, lstm_layer, reversals
-from ..registry import UNSHARDED, MayBeEmpty, op, resolve, taking
+from ..registry import UNSHARDED, MayBeEmpty, resolve, taking
 from ..window import WINDOW
-from . import MICROSOFT, operands
+from . import microsoft, operands
 from .fused import nhwc
 
 
-@op("QuantizeLinear", domain=MICROSOFT)
+@microsoft("QuantizeLinear")
 def quantize_linear(x, y_scale, y_zero_point=None, *, axis=1):
     return quant.quantize_linear(x, y_scale, y_zero_point, axis=axis)
 
 
-@op("DequantizeLinear", domain=MICROSOFT)
+@microsoft("DequantizeLinear")
 def dequantize_linear(x, x_scale, x_zero_point=None, *, axis=1):
     return quant.dequantize_linear(x, x_scale, x_zero_point, axis=axis)
 
@@ -46,7 +46,7 @@ def qlinear(name, inputs, heavy=False, **attributes):
     first = (len(names) - 2) % 3  # leading inputs that are not quantized
 
     def register(function):
-        @op(name, domain=MICROSOFT, heavy=heavy)
+        @microsoft(name, heavy=heavy)
         @taking(*names, **attributes)
         def quantized(*inputs, **attributes):
             inputs = (*inputs, None)[: len(names)]
@@ -86,7 +86,7 @@ def mean(x, *, axes, keepdims):
     return resolve("", "ReduceMean", 18).function(x, axes, keepdims=keepdims)
 
 
-@op("QLinearConcat", domain=MICROSOFT)
+@microsoft("QLinearConcat")
 def qlinear_concat(Y_scale, Y_zero_point, *inputs, axis):
     """Concatenates (tensor, scale, zero point) triples, requantized to one scale and zero point."""
     parts = [inputs[i : i + 3] for i in range(0, len(inputs), 3)]
@@ -94,7 +94,7 @@ def qlinear_concat(Y_scale, Y_zero_point, *inputs, axis):
     return xp.concatenate(parts, axis=axis)
 
 
-@op("MulInteger", domain=MICROSOFT)
+@microsoft("MulInteger")
 def mul_integer(A, A_zero_point: MayBeEmpty, B, B_zero_point=None):
     pairs = (A, A_zero_point), (B, B_zero_point)
     a, b = (x.astype(np.int32) - (0 if z is None else z.astype(np.int32)) for x, z in pairs)
@@ -104,14 +104,14 @@ def mul_integer(A, A_zero_point: MayBeEmpty, B, B_zero_point=None):
 _CONVOLVED = "x x_scale x_zero_point w w_scale w_zero_point y_scale y_zero_point B?"
 
 
-@op("QLinearConv", domain=MICROSOFT, heavy=True)
+@microsoft("QLinearConv", heavy=True)
 @taking(*_CONVOLVED.split(), **WINDOW, group=1, channels_last=0)
 def ms_qlinear_conv(*inputs, **attributes):
     """QLinearConv, optionally channels-last."""
     return nhwc(quant.qlinear_conv, *inputs, **attributes)
 
 
-@op("QGemm", domain=MICROSOFT, heavy=True)
+@microsoft("QGemm", heavy=True)
 @operands(A="* *", B="* *")
 def qgemm(
     A, a_scale, a_zero_point, B, b_scale, b_zero_point, C=None, y_scale=None, y_zero_point=None,
@@ -126,7 +126,7 @@ def qgemm(
     return quant.requantize(y, quant.quotient(scale, y_scale.reshape(())), y_zero_point.reshape(()))
 
 
-@op("MatMulIntegerToFloat", domain=MICROSOFT, heavy=True)
+@microsoft("MatMulIntegerToFloat", heavy=True)
 def matmul_integer_to_float(A, B, a_scale, b_scale, a_zero_point=None, b_zero_point=None, bias=None):
     """The floating-point product of quantized matrices, plus a bias."""
     wide = accumulator(a_scale.dtype)
@@ -135,7 +135,7 @@ def matmul_integer_to_float(A, B, a_scale, b_scale, a_zero_point=None, b_zero_po
     return (y if bias is None else y + bias.astype(wide)).astype(a_scale.dtype)
 
 
-@op("DynamicQuantizeMatMul", domain=MICROSOFT, heavy=True)
+@microsoft("DynamicQuantizeMatMul", heavy=True, wide=True)
 def dynamic_quantize_matmul(A, B, b_scale, b_zero_point=None, bias=None):
     """The product of A, dynamically quantized, and a quantized B."""
     a, a_scale, a_zero_point = quant.dynamic_quantize_linear(A)
@@ -211,10 +211,10 @@ def matmul_nbits(
 
 
 _BLOCKS = operands(B="N blocks width", scales="N blocks|*", zero_points="N *|*", bias="N")
-op("MatMulNBits", domain=MICROSOFT, product=True, limits=_LAYOUTS)(_BLOCKS(matmul_nbits))
+microsoft("MatMulNBits", product=True, exact=("scales",), limits=_LAYOUTS)(_BLOCKS(matmul_nbits))
 
 
-@op("GatherBlockQuantized", domain=MICROSOFT, limits="bits: 2, 4 and 8; out-of-range indices yield zeros")
+@microsoft("GatherBlockQuantized", exact=("scales",), limits="bits: 2, 4 and 8; out-of-range indices yield zeros")
 def gather_block_quantized(
     data, indices, scales, zero_points=None, *, bits: Bits = 4, block_size=128, gather_axis=0, quantize_axis=1
 ):  # fmt: skip
@@ -242,7 +242,7 @@ def gather_block_quantized(
 _SCALED = dict.fromkeys(("W_scale", "W_zero_point", "R_scale", "R_zero_point"), "directions|directions gates")
 
 
-@op("DynamicQuantizeLSTM", domain=MICROSOFT, heavy=True)
+@microsoft("DynamicQuantizeLSTM", heavy=True, wide=True)
 @operands(
     X="steps batch size", W="directions size gates", R="directions hidden_size gates", B="directions biases", **_SCALED
 )
@@ -271,8 +271,7 @@ def dynamic_quantize_lstm(
             return project
 
         if sequence_lens is not None:  # steps after the longest sequence must not affect the range of X
-            steps = np.arange(X.shape[0], dtype=np.int32)[:, None, None]
-            X = xp.where(steps < xp.max(sequence_lens), X, 0)
+            X = xp.where(np.arange(X.shape[0], dtype=np.int32)[:, None, None] < xp.max(sequence_lens), X, 0)
         gates = xp.stack([times(W, W_scale, W_zero_point, d)(X) for d in range(count)], axis=2)
         gates = gates if B is None else gates + B[:, : 4 * size] + B[:, 4 * size :]
         recur = [lambda _, d=d: partial(times, R, R_scale, R_zero_point, d) for d in range(count)]

@@ -12,8 +12,8 @@ from jax import lax
 
 from ..arrays import accumulator, check_shapes, is_known, xp
 from ..attention import Swish, activated, check_paired, check_update
-from ..registry import MayBeEmpty, Static, op
-from . import MICROSOFT
+from ..registry import MayBeEmpty, Static
+from . import microsoft
 from .streams import SIZES, ngram_filler, ngram_hashes
 
 BOUNDS = "invalid boundaries raise if known, and otherwise yield NaN (hashes: -1)"
@@ -87,14 +87,14 @@ def _like(flags, x):
 def check_capture(capacity, count, batch):
     """Raise ValueError for a count without a capacity, a capacity without a count, or a capacity above 8."""
     if not 0 <= capacity <= 8 or (count is None) != (capacity == 0):
-        given = "is absent" if count is None else "is given"
+        actual = "is absent" if count is None else "is given"
         raise ValueError(
-            f"state_update_capacity ({capacity}) must be from 1 to 8 with capture_count, and 0 without (it {given})"
+            f"state_update_capacity ({capacity}) must be from 1 to 8 with capture_count, and 0 without (it {actual})"
         )
     check_shapes({"batch": batch}, capture_count=(count, "batch"))
 
 
-@op("VarlenCausalConvWithState", domain=MICROSOFT, heavy=True, limits=f"{_DYNAMIC}; {BOUNDS}")
+@microsoft("VarlenCausalConvWithState", heavy=True, limits=f"{_DYNAMIC}; {BOUNDS}")
 def varlen_causal_conv_with_state(
     input, weight, cumulative_sequence_length, bias: MayBeEmpty, initial_state, capture_count=None, kernel_delta=None,
     previous_mask=None, *, activation: Swish = "none", delta_offset=0, dilation=1, group_size=1,
@@ -121,7 +121,7 @@ def varlen_causal_conv_with_state(
     return tuple(map(ragged.or_nan, outs))
 
 
-@op("VarlenNGramHashMapping", domain=MICROSOFT, limits=f"{BOUNDS}; {SIZES}")
+@microsoft("VarlenNGramHashMapping", limits=f"{BOUNDS}; {SIZES}")
 def varlen_ngram_hash_mapping(
     input_ids, multipliers, vocab_sizes, cumulative_sequence_length, past_ids=None, head_offsets=None,
     eos_token_id=None, segment_ids=None, past_segment_ids=None, capture_count=None,
@@ -194,7 +194,7 @@ def fields_of(metadata, count):
     return [int(n) for n in metadata]
 
 
-@op("ConvStateReplay", domain=MICROSOFT)
+@microsoft("ConvStateReplay")
 def conv_state_replay(source_backing, capture_backing, destination_backing, metadata: Static):
     """The destination with a convolution's state after the first captured inputs, all in flat tensors."""
     check_flat(source_backing=source_backing, capture_backing=capture_backing, destination_backing=destination_backing)
@@ -295,25 +295,12 @@ def _check_heads(q, k, v, decay, beta, bounded):
     return extents
 
 
-def _equal_boundaries(total, batch):
-    """The boundaries of ``batch`` sequences of equal length."""
-    if not batch or total % batch:
-        raise ValueError(
-            f"{total} tokens do not form {batch} sequences of equal length: give cu_seqlens, or an initial_state "
-            "that determines the batch size"
-        )
-    return np.arange(batch + 1, dtype=np.int32) * (total // batch)
-
-
 def _by_group(x, groups):
     """[tokens, heads, ...] -> [tokens, groups, heads per group, ...]."""
     return None if x is None else x.reshape(x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])
 
 
-@op(
-    "GatedDeltaNet", domain=MICROSOFT, heavy=True,
-    limits=f"{BOUNDS}; entries of state_update that are not captured are 0",
-)  # fmt: skip
+@microsoft("GatedDeltaNet", heavy=True, limits=f"{BOUNDS}; entries of state_update that are not captured are 0")
 def gated_delta_net(
     query, key=None, value=None, cu_seqlens=None, decay=None, beta=None, initial_state=None, a_log=None, dt_bias=None,
     capture_count=None, state_update_active=None, *, beta_activation: Literal["none", "sigmoid"] = "none",
@@ -335,7 +322,12 @@ def gated_delta_net(
     (total, heads, v_size), (_, shared, size), equal_lengths = v.shape, k.shape, cu_seqlens is None
     if equal_lengths:
         batch = lead[0] if len(lead) == 2 else None if initial_state is None else initial_state.shape[0]
-        cu_seqlens = _equal_boundaries(total, batch)
+        if not batch or total % batch:
+            raise ValueError(
+                f"{total} tokens do not form {batch} sequences of equal length: give cu_seqlens, or an initial_state "
+                "that determines the batch size"
+            )
+        cu_seqlens = np.arange(batch + 1, dtype=np.int32) * (total // batch)
     ragged = Ragged("cu_seqlens", cu_seqlens, total)
     extents |= {"batch": ragged.batch, "V": v_size}
     check_shapes(extents, initial_state=(initial_state, "batch value_heads V K"))
@@ -364,7 +356,7 @@ def gated_delta_net(
     return tuple(map(ragged.or_nan, outs))
 
 
-@op("GatedDeltaNetStateReplay", domain=MICROSOFT)
+@microsoft("GatedDeltaNetStateReplay")
 def gated_delta_net_state_replay(source_backing, capsule_backing, destination_backing, metadata: Static):
     """The destination with the state after the first captured tokens of GatedDeltaNet, all in flat tensors."""
     check_flat(source_backing=source_backing, capsule_backing=capsule_backing, destination_backing=destination_backing)
@@ -375,13 +367,9 @@ def gated_delta_net_state_replay(source_backing, capsule_backing, destination_ba
             "all must be positive, Hv a multiple of Hk, and kept_count at most capacity"
         )
     each = size if starts[1] - starts[0] == capacity * heads * size else 1
-    shapes = (heads, each), (shared, size), (heads, v_size)
-    decay, key, delta = (
-        slice_as("capsule_backing", capsule_backing, start, capacity, *shape)
-        for start, shape in zip(starts, shapes, strict=True)
-    )
+    rows = zip(starts, ((heads, each), (shared, size), (heads, v_size)), strict=True)
+    decay, key, delta = (slice_as("capsule_backing", capsule_backing, start, capacity, *shape) for start, shape in rows)
     state = slice_as("source_backing", source_backing, source, heads, v_size, size)
     for t in range(kept):
-        shared_key = key[t].repeat(heads // shared, axis=0)
-        state = state * decay[t, :, None] + delta[t, :, :, None] * shared_key[:, None]
+        state = state * decay[t, :, None] + delta[t, :, :, None] * key[t].repeat(heads // shared, axis=0)[:, None]
     return update_slice(destination_backing, destination, state)

@@ -10,8 +10,8 @@ import numpy as np
 
 from ..arrays import check_shape, check_shapes
 from ..recurrent import LAYER, layer, linear, lstm_cell, projections, recurrent_projection, reversals
-from ..registry import op, taking
-from . import MICROSOFT
+from ..registry import taking
+from . import microsoft
 
 
 def attention_cell(attends, clip, P, input_forget, d, recur, bias, f, g, h):
@@ -48,7 +48,7 @@ _LIMITS = (
 )
 
 
-@op("AttnLSTM", domain=MICROSOFT, product=True, half="float32", limits=_LIMITS)
+@microsoft("AttnLSTM", product=True, half="float32", limits=_LIMITS)
 @taking(**{name: value for name, value in LAYER.items() if name != "layout"}, input_forget=0)
 def attn_lstm(
     X, W, R, B=None, sequence_lens=None, initial_h=None, initial_c=None, P=None, QW=None, MW=None, V=None, M=None,

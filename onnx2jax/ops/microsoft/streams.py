@@ -9,8 +9,7 @@ from jax import lax
 
 from ..arrays import check_shape, check_shapes, is_known, widen
 from ..norm import standardize
-from ..registry import op
-from . import MICROSOFT
+from . import microsoft, operands
 
 SIZES = "vocab_sizes below 1 raise if known, and otherwise hash to 0"
 
@@ -21,17 +20,14 @@ def rms_normalized(x, scale, epsilon):
     return y if scale is None else y * widen(scale)
 
 
-@op("ScaledSiLU", domain=MICROSOFT)
+@microsoft("ScaledSiLU")
 def scaled_silu(X, scale=None, *, alpha=1.0):
     """``z * sigmoid(z)`` with ``z = scale * X``, each step rounded to the dtype of X."""
     z = (widen(X) * (alpha if scale is None else widen(scale).reshape(()))).astype(X.dtype)
     return (widen(z) * widen(lax.logistic(widen(jnp.asarray(z))).astype(X.dtype))).astype(X.dtype)
 
 
-@op(
-    "GatedAdd", domain=MICROSOFT,
-    limits="gate_weight, implemented by CUDA only, is unsupported: compute the gate separately",
-)  # fmt: skip
+@microsoft("GatedAdd", limits="gate_weight, implemented by CUDA only, is unsupported: compute the gate separately")
 def gated_add(X, Y, gate, gate_weight=None):
     """``X + Y * gate`` with one gate per row, the product rounded to the dtype of X."""
     if gate_weight is not None:
@@ -41,7 +37,7 @@ def gated_add(X, Y, gate, gate_weight=None):
     return (widen(X) + widen((widen(Y) * widen(gate)).astype(X.dtype))).astype(X.dtype)
 
 
-@op("GatedRMSNorm", domain=MICROSOFT)
+@microsoft("GatedRMSNorm", wide=True)
 def gated_rms_norm(X, scale, gate, *, activation: Literal["silu", "swish", "sigmoid"] = "silu", epsilon=1e-5):
     """RMSNormalization of groups of ``scale.size`` elements, times an activated gate."""
     check_shape("gate", gate, *X.shape)
@@ -55,7 +51,7 @@ def branches(x, count):
     return x.reshape(*x.shape[:-1], count, -1) if count else x
 
 
-@op("BranchwiseRMSNorm", domain=MICROSOFT)
+@microsoft("BranchwiseRMSNorm", wide=True)
 def branchwise_rms_norm(X, scale=None, *, epsilon=1e-5, num_branches=0):
     """RMSNormalization of each branch, with a scale [C * H], [C, H] or [H]."""
     x = branches(X, num_branches)
@@ -74,35 +70,34 @@ def _mix(mix, streams):
     return mix
 
 
-@op("HyperConnectionPreMix", domain=MICROSOFT)
+@microsoft("HyperConnectionPreMix")
 def hyper_connection_pre_mix(streams, pre_mix, *, num_branches=0, reduction_scale=1.0):
     """The gated sum [..., H] of streams [..., C, H]."""
     x = widen(branches(streams, num_branches))
     return (jnp.sum(x * _mix(pre_mix, x), axis=-2) * reduction_scale).astype(streams.dtype)
 
 
-@op("HyperConnectionPostMix", domain=MICROSOFT)
+@microsoft("HyperConnectionPostMix")
 def hyper_connection_post_mix(streams, block_output, post_mix, stream_mix=None, *, num_branches=0):
     """Streams [..., C, H] mixed by stream_mix [..., from, to], plus a block's output times the gates of the streams."""
     x = widen(branches(streams, num_branches))
     check_shape("block_output", block_output, *x.shape[:-2], x.shape[-1])
     mixed = x if stream_mix is None else jnp.einsum("...ck,...ch->...kh", widen(stream_mix), x)
-    y = mixed + _mix(post_mix, x) * widen(block_output)[..., None, :]
-    return y.reshape(streams.shape).astype(streams.dtype)
+    return (mixed + _mix(post_mix, x) * widen(block_output)[..., None, :]).reshape(streams.shape).astype(streams.dtype)
 
 
-@op("EngramGate", domain=MICROSOFT)
+@microsoft("EngramGate")
+@operands(
+    key="batch length C H", query="batch length C H", value="batch length H", key_norm_scale="C H",
+    query_norm_scale="C H", conv_norm_scale="C H",
+)  # fmt: skip
 def engram_gate(
     key, query, value, key_norm_scale, query_norm_scale, conv_norm_scale=None, *, epsilon=1e-5, n_outputs=1
 ):
     """(value gated by the similarity of key and query per hyper-connection, the same normalized)."""
     if n_outputs > 1 and conv_norm_scale is None:
         raise ValueError("the output gated_value_normed requires conv_norm_scale")
-    check_shapes(
-        {}, key=(key, "batch length C H"), query=(query, "batch length C H"), value=(value, "batch length H"),
-        key_norm_scale=(key_norm_scale, "C H"), query_norm_scale=(query_norm_scale, "C H"),
-        conv_norm_scale=(conv_norm_scale, "C H"),
-    )  # fmt: skip
+
     pair = (rms_normalized(x, s, epsilon) for x, s in ((key, key_norm_scale), (query, query_norm_scale)))
     dot = jnp.prod(jnp.stack([*pair]), axis=0).sum(-1, keepdims=True) * key.shape[-1] ** -0.5
     gate = lax.logistic(jnp.sign(dot) * jnp.sqrt(jnp.maximum(jnp.abs(dot), 1e-6)))
@@ -134,7 +129,7 @@ def ngram_hashes(shifted, cuts, filler, multipliers, vocab_sizes, head_offsets, 
     return hashes if head_offsets is None else hashes + head_offsets
 
 
-@op("NGramHashMapping", domain=MICROSOFT, limits=SIZES)
+@microsoft("NGramHashMapping", limits=SIZES)
 def ngram_hash_mapping(
     input_ids, multipliers, vocab_sizes, past_ids=None, head_offsets=None, eos_token_id=None, segment_ids=None,
     *, max_ngram_size, n_head_per_ngram, pad_id, reset_on_eos=0,
@@ -142,10 +137,8 @@ def ngram_hash_mapping(
     """(hashes of the n-grams that end at each token, modulo vocab_sizes [batch, length, heads]; present ids)."""
     reach, ids = max_ngram_size - 1, jnp.asarray(input_ids)
     batch, length = ids.shape
-    check_shapes(
-        {"batch": batch, "reach": reach, "length": length}, past_ids=(past_ids, "batch reach"),
-        segment_ids=(segment_ids, "batch length"),
-    )  # fmt: skip
+    extents = {"batch": batch, "reach": reach, "length": length}
+    check_shapes(extents, past_ids=(past_ids, "batch reach"), segment_ids=(segment_ids, "batch length"))
     filler = ngram_filler(ids.dtype, pad_id, eos_token_id)
     past = jnp.full((batch, max(reach, 0)), filler) if past_ids is None else past_ids
     all_ids = jnp.concatenate([past, ids], axis=1)

@@ -15,17 +15,17 @@ from ..cast import is_float
 from ..conv import conv_transpose
 from ..indexing import BOUNDS, gather
 from ..norm import dropout
-from ..registry import Static, op, taking
+from ..registry import Static, taking
 from ..signal import to_parts
 from ..vision import Kernel16, Padding, grid_sample_16, sample, sample_linear
 from ..window import WINDOW
-from . import MICROSOFT, operands
+from . import microsoft, operands
 from .fused import ACTIVATION_NAMES, activate, fused_matmul
 
-op("SampleOp", domain=MICROSOFT)(lambda X: X)
+microsoft("SampleOp", wide=True)(lambda X: X)
 
 
-@op("BiasSoftmax", domain=MICROSOFT, half="float32")
+@microsoft("BiasSoftmax", half="float32", wide=True)
 def bias_softmax(data, bias, *, axis=1, is_inner_broadcast):
     """Softmax of ``data + bias`` over the axes from ``axis`` on; bias broadcasts over leading or inner axes."""
     axis = axis_of(axis, data.ndim)
@@ -42,7 +42,7 @@ def bias_softmax(data, bias, *, axis=1, is_inner_broadcast):
 DRAWS = "training draws from the caller's PRNG key, or from the key of `seed`"
 
 
-@op("BiasDropout", domain=MICROSOFT, half="float32", limits=DRAWS)
+@microsoft("BiasDropout", half="float32", limits=DRAWS)
 def bias_dropout(data, bias, residual=None, ratio=None, training_mode: Static = None, *, seed=None, rng):
     """(dropout of ``data + bias`` plus the residual, mask of kept elements)."""
     if bias.shape not in (data.shape, data.shape[-1:]):
@@ -63,11 +63,11 @@ def with_bitmask(function):
     return masked
 
 
-op("BitmaskBiasDropout", domain=MICROSOFT, half="float32", limits=DRAWS)(with_bitmask(bias_dropout))
-op("BitmaskDropout", domain=MICROSOFT, limits=DRAWS)(with_bitmask(dropout))
+microsoft("BitmaskBiasDropout", half="float32", limits=DRAWS)(with_bitmask(bias_dropout))
+microsoft("BitmaskDropout", limits=DRAWS)(with_bitmask(dropout))
 
 
-@op("IsAllFinite", domain=MICROSOFT)
+@microsoft("IsAllFinite")
 def is_all_finite(*input, isinf_only=0, isnan_only=0):
     """Whether no tensor contains an infinity or NaN (or only infinities, or only NaN, are tested)."""
     if isinf_only and isnan_only:
@@ -83,12 +83,12 @@ def _complex(x):
 
 _PAIRS = "complex numbers are pairs in the last axis"
 _ONE = f"{_PAIRS}; one-dimensional, one-sided, not normalized"
-_complex_op = functools.partial(op, domain=MICROSOFT, half="float32", limits=_PAIRS)
+_complex_op = functools.partial(microsoft, half="float32", limits=_PAIRS)
 _complex_op("ComplexMul")(lambda A, B: to_parts(_complex(A) * _complex(B)))
 _complex_op("ComplexMulConj")(lambda A, B: to_parts(_complex(A) * _complex(B).conj()))
 
 
-@op("Rfft", domain=MICROSOFT, half="float32", heavy=True, limits=_ONE)
+@microsoft("Rfft", half="float32", heavy=True, wide=True, limits=_ONE)
 def rfft(X, *, normalized: Literal[0] = 0, onesided: Literal[1] = 1, signal_ndim: Literal[1] = 1):
     """The Fourier transform of real signals of even length: [..., n] -> [..., n / 2 + 1, 2]."""
     del normalized, onesided, signal_ndim
@@ -97,17 +97,17 @@ def rfft(X, *, normalized: Literal[0] = 0, onesided: Literal[1] = 1, signal_ndim
     return to_parts(jnp.fft.rfft(jnp.asarray(X)))
 
 
-@op("Irfft", domain=MICROSOFT, half="float32", heavy=True, limits=_ONE)
+@microsoft("Irfft", half="float32", heavy=True, wide=True, limits=_ONE)
 def irfft(X, *, normalized: Literal[0] = 0, onesided: Literal[1] = 1, signal_ndim: Literal[1]):
     """The inverse of Rfft: [..., n / 2 + 1, 2] -> [..., n]."""
     del normalized, onesided, signal_ndim
     return jnp.fft.irfft(_complex(jnp.asarray(X)))
 
 
-@op(
-    "GridSample", domain=MICROSOFT, heavy=True,
-    limits="floating-point tensors only: the schema does not define other results",
-)  # fmt: skip
+_FLOATING = "floating-point tensors only: the schema does not define other results"
+
+
+@microsoft("GridSample", heavy=True, exact=("Grid",), limits=_FLOATING)
 def ms_grid_sample(X, Grid, *, align_corners=0, mode: Kernel16 = "bilinear", padding_mode: Padding = "zeros"):
     """GridSample of opset 16."""
     if not is_float(X.dtype):
@@ -115,16 +115,13 @@ def ms_grid_sample(X, Grid, *, align_corners=0, mode: Kernel16 = "bilinear", pad
     return grid_sample_16(X, Grid, align_corners=align_corners, mode=mode, padding_mode=padding_mode)
 
 
-@op("CropAndResize", domain=MICROSOFT, half="float32", heavy=True)
-@operands(crop_size="2")
+@microsoft("CropAndResize", half="float32", heavy=True, exact=("rois", "crop_size"))
+@operands(X="batch channels height width", rois="regions 4", batch_indices="regions", crop_size="2")
 def crop_and_resize(
     X, rois, batch_indices, crop_size: Static,
     *, extrapolation_value=0.0, mode: Literal["bilinear", "nearest"] = "bilinear",
 ):  # fmt: skip
     """Regions of images, with corners in [0, 1], resized to one size with aligned corners."""
-    check_shape("X", X, "batch", "channels", "height", "width")
-    check_shape("rois", rois, "regions", 4)
-    check_shape("batch_indices", batch_indices, rois.shape[0])
     if min(sizes := dims(crop_size)) < 1 or len(sizes) != 2:
         raise ValueError(f"crop_size ({sizes}) must be a positive height and width")
     check_room((rois.shape[0], X.shape[1], *sizes), X.dtype)
@@ -149,7 +146,7 @@ def crop_and_resize(
     return lax.map(region, (jnp.asarray(batch_indices), lax.stop_gradient(jnp.asarray(rois))), batch_size=16)
 
 
-@op("ConvTransposeWithDynamicPads", domain=MICROSOFT, product=True)
+@microsoft("ConvTransposeWithDynamicPads", product=True)
 @operands(Pads="pads")
 @taking(**{name: value for name, value in WINDOW.items() if name != "pads"}, group=1, output_padding=None)
 def conv_transpose_with_dynamic_pads(X, W, Pads: Static = None, B=None, **attributes):
@@ -157,7 +154,7 @@ def conv_transpose_with_dynamic_pads(X, W, Pads: Static = None, B=None, **attrib
     return conv_transpose(X, W, B, pads=None if Pads is None else dims(Pads), **attributes)
 
 
-@op("UnfoldTensor", domain=MICROSOFT)
+@microsoft("UnfoldTensor")
 def unfold_tensor(input, *, dim=-1, size, step=1):
     """Windows of ``size`` elements along one axis, ``step`` apart, as a new last axis."""
     dim = axis_of(dim, input.ndim)
@@ -170,7 +167,7 @@ def unfold_tensor(input, *, dim=-1, size, step=1):
 _FREQUENCY = "scale_grad_by_freq is unsupported"
 
 
-@op("TorchEmbedding", domain=MICROSOFT, limits=f"{_FREQUENCY}; {BOUNDS}")
+@microsoft("TorchEmbedding", limits=f"{_FREQUENCY}; {BOUNDS}")
 def torch_embedding(weight, indices, padding_idx=None, scale_grad_by_freq: Static = None):
     """Rows of an embedding table; the row padding_idx receives no gradient."""
     if scale_grad_by_freq is not None and scale_grad_by_freq.item():
@@ -181,10 +178,7 @@ def torch_embedding(weight, indices, padding_idx=None, scale_grad_by_freq: Stati
     return jnp.where((indices == padding_idx)[..., None], lax.stop_gradient(rows), rows)
 
 
-@op(
-    "FusedMatMulActivation", domain=MICROSOFT, product=True,
-    limits=f"{ACTIVATION_NAMES}; activation_axis is unsupported",
-)  # fmt: skip
+@microsoft("FusedMatMulActivation", product=True, limits=f"{ACTIVATION_NAMES}; activation_axis is unsupported")
 @taking(alpha=1.0, transA=0, transB=0, transBatchA=0, transBatchB=0)
 def fused_matmul_activation(
     A, B, *, activation, activation_alpha=None, activation_axis: Literal[None] = None, activation_beta=None,
@@ -196,7 +190,7 @@ def fused_matmul_activation(
     return activate(y, activation, activation_alpha, activation_beta if activation_gamma is None else activation_gamma)
 
 
-@op("DynamicTimeWarping", domain=MICROSOFT, limits="ties prefer the diagonal move, then the move down")
+@microsoft("DynamicTimeWarping", limits="ties prefer the diagonal move, then the move down")
 def dynamic_time_warping(input: Static):
     """The path [2, steps] of lowest cost through a matrix, from its first to its last element."""
     if input.ndim not in (2, 3) or input.shape[:-2] not in ((), (1,)) or not input.size:

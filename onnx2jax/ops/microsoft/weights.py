@@ -17,8 +17,8 @@ from ..attention import check_paired
 from ..cast import cast_to
 from ..linalg import gemm_wide, product
 from ..packed import dependent, float8, looked_up, packed_product
-from ..registry import UNSHARDED, MayBeEmpty, op, resolve, taking
-from . import MICROSOFT, operands
+from ..registry import UNSHARDED, MayBeEmpty, resolve, taking
+from . import microsoft, operands
 from .fused import EMBEDDED, embed_layer_normalization, simplified_layer_normalization, skip_sum
 from .quant import Bits, matmul_nbits, unpack
 
@@ -64,7 +64,7 @@ def dequantized_bnb4(B, absmax, N, K, block_size, quant_type):
     return (xp.take(CODES[quant_type], codes) * scales).reshape(N, K)
 
 
-@op("MatMulBnb4", domain=MICROSOFT, heavy=True)
+@microsoft("MatMulBnb4", heavy=True)
 def matmul_bnb4(
     A, B, absmax, *, K, N, block_size, quant_type: Literal[0, 1], training_mode=0, transB=1, shards=UNSHARDED
 ):  # fmt: skip
@@ -81,7 +81,7 @@ def matmul_bnb4(
     return linear(A, weight if transB else weight.T, None)
 
 
-@op("MatMulBlockQuantizedFp4Weight", domain=MICROSOFT, heavy=True)
+@microsoft("MatMulBlockQuantizedFp4Weight", heavy=True)
 def matmul_fp4(A, B, weight_scale, weight_scale_2, input_scale=None, bias=None, *, block_size=16, shards=UNSHARDED):
     """A times the transpose of an NVFP4 weight [N, K]: two E2M1 per byte, low nibble first, an E4M3 scale per block."""
     del input_scale  # no effect for floating-point activations, according to the schema
@@ -90,7 +90,7 @@ def matmul_fp4(A, B, weight_scale, weight_scale_2, input_scale=None, bias=None, 
     return packed_linear(A, B, scales, bias, **options, factor=weight_scale_2.reshape(()))
 
 
-@op("MatMulBlockQuantizedFp8Weight", domain=MICROSOFT, heavy=True, limits="A saturates to the range of float8")
+@microsoft("MatMulBlockQuantizedFp8Weight", heavy=True, limits="A saturates to the range of float8")
 def matmul_fp8(A, B, b_scale, a_scale=None, bias=None, *, block_size=128, shards=UNSHARDED):
     """A times the transpose of a weight [N, K] in E4M3 with a scale per block; with a_scale A is rounded to E4M3."""
     x = widen(A)
@@ -109,7 +109,7 @@ def _normalized(A, skip, norm_scale, epsilon, sum_output):
     return A if norm_scale is None else simplified_layer_normalization(total, norm_scale, epsilon=epsilon)[0], total
 
 
-@op("MatMulNBitsMlp", domain=MICROSOFT, heavy=True, limits="activation: silu")
+@microsoft("MatMulNBitsMlp", heavy=True, limits="activation: silu")
 @operands(norm_scale="K", gate_bias="N", up_bias="N")
 def matmul_nbits_mlp(
     A, skip: MayBeEmpty, norm_scale: MayBeEmpty, gate_B, gate_scales, gate_bias: MayBeEmpty, up_B, up_scales,
@@ -120,14 +120,12 @@ def matmul_nbits_mlp(
     del activation
     x, total = _normalized(A, skip, norm_scale, epsilon, n_outputs > 1)
     layout = {"K": K, "N": N, "accuracy_level": accuracy_level, "bits": bits, "block_size": block_size}
-    gate, up = (
-        matmul_nbits(x, B, scales, bias=bias, **layout)
-        for B, scales, bias in ((gate_B, gate_scales, gate_bias), (up_B, up_scales, up_bias))
-    )
+    rows = (gate_B, gate_scales, gate_bias), (up_B, up_scales, up_bias)
+    gate, up = (matmul_nbits(x, B, scales, bias=bias, **layout) for B, scales, bias in rows)
     return (swish(widen(gate)).astype(A.dtype) * up, total)[:n_outputs]
 
 
-@op("MatMulNBitsQkv", domain=MICROSOFT, heavy=True)
+@microsoft("MatMulNBitsQkv", heavy=True)
 @operands(norm_scale="K", q_bias="Nq", k_bias="Nkv", v_bias="Nkv")
 def matmul_nbits_qkv(
     A, skip: MayBeEmpty, norm_scale, q_B, q_scales, q_bias: MayBeEmpty, k_B, k_scales, k_bias: MayBeEmpty, v_B,
@@ -144,7 +142,7 @@ def matmul_nbits_qkv(
 _SCALES = "scales are unsupported (the schema does not say whether they multiply or divide); activation: RELU, NONE"
 
 
-@op("GemmFloat8", domain=MICROSOFT, product=True, limits=_SCALES)
+@microsoft("GemmFloat8", product=True, limits=_SCALES)
 def gemm_float8(
     A, B, C=None, scaleA=None, scaleB=None, scaleY=None,
     *, activation: Literal["NONE", "", "RELU"] = "", alpha=1.0, beta=0.0, dtype=1, transA=0, transB=0,
@@ -157,7 +155,7 @@ def gemm_float8(
     return cast_to(jnp.maximum(y, 0) if activation == "RELU" else y, to_dtype(dtype, "dtype"))
 
 
-@op("MatMulInteger16", domain=MICROSOFT, heavy=True, limits="a signed and an unsigned matrix are unsupported")
+@microsoft("MatMulInteger16", heavy=True, limits="a signed and an unsigned matrix are unsupported")
 def matmul_integer16(A, B):
     """The product of 16-bit integer matrices, in 32 bits."""
     if A.dtype != B.dtype:
@@ -165,7 +163,7 @@ def matmul_integer16(A, B):
     return product(A, B, np.dtype(np.int32 if A.dtype == np.int16 else np.uint32))
 
 
-@op("ReduceSumInteger", domain=MICROSOFT)
+@microsoft("ReduceSumInteger")
 def reduce_sum_integer(data, *, axes, keepdims):
     """The sum of 8-bit integers over axes, in 32 bits."""
     data = data.astype(np.int32 if data.dtype == np.int8 else np.uint32)
@@ -180,7 +178,7 @@ _QUANTIZED = (
 )
 
 
-@op("QEmbedLayerNormalization", domain=MICROSOFT)
+@microsoft("QEmbedLayerNormalization")
 @operands(**EMBEDDED, gamma_quant="width", beta_quant="width")
 @taking(*_QUANTIZED.split(), epsilon=1e-12)
 def q_embed_layer_normalization(*operands, epsilon):

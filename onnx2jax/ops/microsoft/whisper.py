@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from ..arrays import check_shapes
-from ..registry import Static, op
-from . import MICROSOFT
-from .generation import HOST, LOWEST, OWN, SHARED, Task, beam_counts, check_names, run_beam_search, scalar
+from ..registry import Static
+from . import microsoft
+from .generation import ENDING, HOST, LOWEST, Task, beam_counts, check_names, decoder_steps, run_beam_search, scalar
 
 MAX_INITIAL_TIMESTAMP = 50
 """The index of the last timestamp that may come first, in steps of 20 ms."""
@@ -17,22 +17,6 @@ _CROSS = (
     "cross_qk and its inputs are unsupported, as is non_speech_probs, which onnxruntime leaves uninitialised on CPUs"
 )
 _OPTIONAL = Annotated[Any, "static", "may be empty"]
-
-
-def decoding_steps(decoder, states, logits, beams):
-    """A generator of decoding steps for a Task; the first step is already computed by the encoder graph."""
-    count = len(decoder.outputs) - 1
-    hidden, past, cross = states[:1], states[1 : 1 + count], states[1 + count :]
-    hidden = hidden if len(decoder.inputs) > 1 and decoder.inputs[1].name == "encoder_hidden_states" else []
-    if len(decoder.inputs) != 1 + len(hidden) + 2 * count or len(cross) != count:
-        raise NotImplementedError(f"the graph decoder has {len(decoder.inputs)} inputs: {SHARED}")
-    logits, hidden, past, cross = (
-        [np.repeat(np.asarray(x), beams, axis=0) for x in v] for v in ([logits], hidden, past, cross)
-    )
-    sequences, order = yield logits[0]
-    while True:
-        logits, *past = decoder(sequences[:, -1:], *hidden, *[np.asarray(v)[order] for v in past], *cross)
-        sequences, order = yield logits
 
 
 def apply_timestamp_rules(scores, sequences, *, begin, eos, never, tasks):
@@ -62,7 +46,7 @@ def apply_timestamp_rules(scores, sequences, *, begin, eos, never, tasks):
     return scores
 
 
-@op("WhisperBeamSearch", domain=MICROSOFT, unsharded=True, limits=f"{HOST}; {_CROSS}; {OWN}")
+@microsoft("WhisperBeamSearch", unsharded=True, limits=f"{HOST}; {_CROSS}; {ENDING}")
 def whisper_beam_search(
     input_ids: Static, max_length: Static, min_length: _OPTIONAL, num_beams: Static, num_return_sequences: Static,
     length_penalty: Static = None, repetition_penalty: Static = None, vocab_mask: Static = None,
@@ -80,8 +64,8 @@ def whisper_beam_search(
         "attention_mask": attention_mask, "init_decoder": init_decoder, "extra_decoding_ids": extra_decoding_ids,
         "cross_qk_layer_head": cross_qk_layer_head, "an output after the third": True if n_outputs > 3 else None,
     }  # fmt: skip
-    if given := [name for name, value in unsupported.items() if value is not None]:
-        raise NotImplementedError(f"{given[0]} is unsupported; {_CROSS}")
+    if names := [name for name, value in unsupported.items() if value is not None]:
+        raise NotImplementedError(f"{names[0]} is unsupported; {_CROSS}")
     if encoder is None:
         raise ValueError("the attribute encoder (a graph of the audio encoder) is required")
     check_names(encoder, "encoder", "encoder_input_ids", "decoder_input_ids")
@@ -100,8 +84,7 @@ def whisper_beam_search(
         )
     never = [no_timestamps_token_id, start_of_lm_token_id]
     rules = {"begin": beginning_timestamp_token_id, "eos": eos_token_id, "never": [t for t in never if t >= 0]}
-    tasks = decoder_start_token_id, translate_token_id, transcribe_token_id
-    rules["tasks"] = [t for t in tasks if t >= 0]
+    rules["tasks"] = [t for t in (decoder_start_token_id, translate_token_id, transcribe_token_id) if t >= 0]
 
     def process(scores, sequences):
         with np.errstate(over="ignore"):  # scores of forbidden tokens
@@ -109,8 +92,10 @@ def whisper_beam_search(
         return apply_timestamp_rules(scores, sequences, **rules) if timestamps else scores
 
     logits, *states = encoder(np.asarray(input_ids), start)
-    steps = decoding_steps(decoder, states, logits, count)
+    steps = decoder_steps(decoder, logits, states, count)
     limits = max_length, min_length, repetition_penalty, vocab_mask, prefix_vocab_mask
-    sizes = count, vocab_size, pad_token_id, eos_token_id, no_repeat_ngram_size
-    task = Task(start, steps, *limits, *sizes, process)
+    task = Task(
+        start, steps, limits, count, process, vocab_size=vocab_size, pad_token_id=pad_token_id,
+        eos_token_id=eos_token_id, no_repeat_ngram_size=no_repeat_ngram_size,
+    )  # fmt: skip
     return run_beam_search(task, count, returned, early_stopping, length_penalty, repetition_penalty)
