@@ -45,7 +45,7 @@ MOST_KNOWN: Final = 2**24
 
 
 def check_room(shape: Sequence[Any], dtype: Any, limit: int = MACHINE_MEMORY) -> None:
-    """Refuse an array larger than the memory, before NumPy fills one whose extents are the values of an operand.
+    """Raise for an array larger than the memory, before NumPy fills one whose extents are the values of an operand.
 
     >>> check_room((10**12, 10**12), np.float32)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
@@ -218,6 +218,15 @@ def argmax(x: Any, axis: int, *, least: bool = False) -> Any:
     if is_known(x):
         return x.argmin(axis) if least else x.argmax(axis)
     return (lax.argmin if least else lax.argmax)(x, axis, np.int32).astype(np.int64)
+
+
+def repeat(n, step, state):
+    """The state after ``state = step(k, state)`` for k in range(n): a Python loop if known, else a fori_loop."""
+    if not is_known(state):
+        return lax.fori_loop(0, n, step, state)
+    for k in range(n):
+        state = step(k, state)
+    return state
 
 
 def needs_known(value, why):

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from onnx2jax import compat
+from onnx2jax.ops.arrays import repeat
 from onnx2jax.ops.ml import forests
 from onnx2jax.ops.ml.forests import LEAF, MODES, Forest, Layout
-from onnx2jax.ops.ml.scores import repeat
 
 SINGLE = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ")
 ROWS = 50

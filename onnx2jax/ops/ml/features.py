@@ -16,18 +16,7 @@ from ..arrays import argmax, is_string, needs_known, xp
 from ..indexing import BOUNDS
 from ..registry import Static, op, taking
 from ..text import find
-from .scores import (
-    DOMAIN,
-    LABELS,
-    Transform,
-    batch,
-    class_labels,
-    labels_of,
-    only,
-    result_dtype,
-    transform,
-    two_scores,
-)
+from .scores import DOMAIN, LABELS, Transform, batch, class_labels, labels_of, only, result_dtype, transform, two_scores
 
 
 def _arrays(*attributes, dtype):
@@ -43,7 +32,7 @@ def _check_per_feature(values, X, what):
 # ------------------------------------------------------------------------------------ features and scaling
 
 
-@op("ArrayFeatureExtractor", domain=DOMAIN, limits=f"strings on the host; {BOUNDS}")
+@op("ArrayFeatureExtractor", domain=DOMAIN, wide=True, limits=f"strings on the host; {BOUNDS}")
 def array_feature_extractor(X, Y):
     """ArrayFeatureExtractor: selected columns of the last axis; a vector is treated as one row."""
     if is_string(X):
@@ -57,12 +46,12 @@ def array_feature_extractor(X, Y):
     return X.take(Y.reshape(-1), axis=-1)
 
 
-@op("Binarizer", domain=DOMAIN)
+@op("Binarizer", domain=DOMAIN, wide=True, exact=("X",))
 def binarizer(X, *, threshold=0.0):
     return (X.dtype.type(threshold if X.dtype.kind == "f" else math.floor(threshold)) < X).astype(X.dtype)
 
 
-@op("FeatureVectorizer", domain=DOMAIN)
+@op("FeatureVectorizer", domain=DOMAIN, wide=True)
 def feature_vectorizer(*X, inputdimensions=None, double=False):
     """FeatureVectorizer: concatenates rows; inputdimensions truncates each input or pads it with zeros."""
     sizes = (None,) * len(X) if inputdimensions is None else inputdimensions
@@ -79,7 +68,7 @@ def feature_vectorizer(*X, inputdimensions=None, double=False):
     return xp.concatenate([fit(x, size) for x, size in zip(X, sizes, strict=True)], axis=1)
 
 
-@op("Imputer", domain=DOMAIN)
+@op("Imputer", domain=DOMAIN, wide=True, exact=("X",))
 def imputer(
     X, *, imputed_value_floats=(), imputed_value_int64s=(), once, replaced_value_float=0.0, replaced_value_int64=0
 ):
@@ -91,7 +80,7 @@ def imputer(
     return xp.where((X != X) if old != old else (old == X), new, X)
 
 
-@op("Scaler", domain=DOMAIN)
+@op("Scaler", domain=DOMAIN, wide=True)
 def scaler(X, *, offset=(0.0,), once, scale=(1.0,), double=False):
     """Scaler: (X - offset) * scale."""
     _check_per_feature(offset, X, "offset")
@@ -101,7 +90,7 @@ def scaler(X, *, offset=(0.0,), once, scale=(1.0,), double=False):
     return ((X.astype(dtype) - offset) * scale).astype(result_dtype(double))
 
 
-@op("Normalizer", domain=DOMAIN)
+@op("Normalizer", domain=DOMAIN, wide=True)
 def normalizer(X, *, norm: Literal["MAX", "L1", "L2"] = "MAX", double=False):
     """Normalizer: rows divided by their norm if it is not zero."""
     X, shape = batch(X).astype(result_dtype(double)), X.shape
@@ -116,7 +105,7 @@ def normalizer(X, *, norm: Literal["MAX", "L1", "L2"] = "MAX", double=False):
 _CATEGORIES = "strings on the host; with zeros=0 the input must be known, since an unknown category raises"
 
 
-@op("OneHotEncoder", domain=DOMAIN, limits=_CATEGORIES)
+@op("OneHotEncoder", domain=DOMAIN, strings="cats_strings", wide=True, exact=("X",), limits=_CATEGORIES)
 def one_hot_encoder(X, *, cats_int64s=None, cats_strings=None, once, zeros=1):
     """OneHotEncoder: appends an axis with one entry per category."""
     name, cats = only(cats_int64s=cats_int64s, cats_strings=cats_strings)
@@ -202,7 +191,7 @@ def _string_table(strings, integers, default_int64, default_string, *, dtype):
     return _table(strings, integers, default_int64) if dtype == object else _table(integers, strings, default_string)
 
 
-@op("LabelEncoder", domain=DOMAIN, limits="strings on the host")
+@op("LabelEncoder", domain=DOMAIN, wide=True, exact=("X",), limits="strings on the host")
 def label_encoder_classes(X, *, classes_strings, default_int64=-1, default_string="_Unused", once):
     """LabelEncoder-1: maps strings to their index in the list, and integers to the string at that index."""
     # Reversed, so that the first duplicate wins.
@@ -227,7 +216,7 @@ def _columns(attributes, default_float, default_int64, default_string, default_t
     return _table(keys, values, default if values.dtype == object else values.dtype.type(default))
 
 
-@op("LabelEncoder", domain=DOMAIN, since=2)
+@op("LabelEncoder", domain=DOMAIN, since=2, strings="keys_strings")
 @taking(**{f"{side}_{kind}": None for side in ("keys", "values") for kind in _SUFFIXES})
 def label_encoder(
     X, *, default_float=-0.0, default_int64=-1, default_string="_Unused", default_tensor=None, once, **attributes
@@ -309,7 +298,7 @@ def _linear(X, n, coefficients, intercepts, once, double):
     return scores + offsets if intercepts else scores
 
 
-@op("LinearClassifier", domain=DOMAIN, labels="classlabels_ints", limits=LABELS)
+@op("LinearClassifier", domain=DOMAIN, labels="classlabels_ints", wide=True, limits=LABELS)
 def linear_classifier(
     X, *, coefficients, intercepts=None, classlabels_ints=None, classlabels_strings=None,
     multi_class: Literal[0, 1] = 0, once, post_transform: Transform = "NONE", double=False,  # noqa: ARG001
@@ -325,7 +314,7 @@ def linear_classifier(
     return labels_of(labels, (scores[:, 0] > 0).astype(np.int64)), two_scores(scores, post_transform, margin=False)
 
 
-@op("LinearRegressor", domain=DOMAIN)
+@op("LinearRegressor", domain=DOMAIN, wide=True)
 def linear_regressor(
     X, *, coefficients, intercepts=None, once, targets=1, post_transform: Transform = "NONE", double=False
 ):

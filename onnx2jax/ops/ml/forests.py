@@ -18,8 +18,7 @@ from jax import lax
 
 from ... import compat
 from ...limits import FOREST_CONDITIONS, FOREST_COPIES, FOREST_LEAVES
-from ..arrays import is_known, xp
-from .scores import repeat
+from ..arrays import is_known, repeat, xp
 
 MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER", "LEAF")
 _COMPARE = operator.le, operator.lt, operator.ge, operator.gt, operator.eq, operator.ne
@@ -189,11 +188,6 @@ def _descended(X, layout, repeat):
         first, last = (0, *layout.shifts)[k], (*layout.shifts, layout.shifts[-1] + 1)[k]
         return (words >> words.dtype.type(first) & words.dtype.type(2 ** (last - first) - 1)).astype(np.uint32)
 
-    def test(mode, x, split, at):
-        if mode == MEMBER:
-            return (x[..., None] == _get(layout.members, at)).any(-1)
-        return _COMPARE[mode](x, split)
-
     def descend(_, at):
         words = at if known else _get(layout.words, at)
         if layout.splits_in_words and not known:
@@ -202,7 +196,7 @@ def _descended(X, layout, repeat):
             splits = _get(layout.fields[-1], at)
         x, is_true = _get(X, (rows, field(words, 1))), False
         for mode in layout.modes:
-            passed = test(mode, x, splits, at)
+            passed = (x[..., None] == _get(layout.members, at)).any(-1) if mode == MEMBER else _COMPARE[mode](x, splits)
             is_true = passed if len(layout.modes) == 1 else xp.where(field(words, 2) == mode, passed, is_true)
         if layout.missing or NEQ in layout.modes:  # all other modes are false for NaN
             is_true = xp.where(x != x, field(words, 3) == 1, is_true)

@@ -11,7 +11,6 @@ from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from ..activation import sigmoid, softmax
 from ..arrays import is_known, needs_known, xp
@@ -25,10 +24,10 @@ Transform = Literal["NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT"]
 
 def only(**choices):
     """(name, value) of the one attribute that is given; raises ValueError unless there is exactly one."""
-    given = [(k, v) for k, v in choices.items() if v is not None and len(v)]
-    if len(given) != 1:
-        raise ValueError(f"exactly one of the attributes {', '.join(choices)} must be given (got {len(given)})")
-    return given[0]
+    present = [(k, v) for k, v in choices.items() if v is not None and len(v)]
+    if len(present) != 1:
+        raise ValueError(f"exactly one of the attributes {', '.join(choices)} must be given (got {len(present)})")
+    return present[0]
 
 
 def result_dtype(double):
@@ -41,15 +40,6 @@ def batch(X):
     if X.ndim not in (1, 2):
         raise ValueError(f"the input must have shape [N, F] or [F] (it has {X.shape})")
     return X if X.ndim == 2 else X[None]
-
-
-def repeat(n, step, state):
-    """The state after ``state = step(k, state)`` for k in range(n): a Python loop if known, else a fori_loop."""
-    if not is_known(state):
-        return lax.fori_loop(0, n, step, state)
-    for k in range(n):
-        state = step(k, state)
-    return state
 
 
 def _softmax_zero(x):

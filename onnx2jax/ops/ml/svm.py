@@ -10,20 +10,9 @@ from jax import lax
 
 from ...limits import SVM_DIFFERENCES
 from ..activation import sigmoid
-from ..arrays import argmax, is_known, xp
+from ..arrays import argmax, is_known, repeat, xp
 from ..registry import op
-from .scores import (
-    DOMAIN,
-    LABELS,
-    Transform,
-    batch,
-    class_labels,
-    labels_of,
-    repeat,
-    result_dtype,
-    transform,
-    two_scores,
-)
+from .scores import DOMAIN, LABELS, Transform, batch, class_labels, labels_of, result_dtype, transform, two_scores
 
 Kernel = Literal["LINEAR", "POLY", "RBF", "SIGMOID"]
 LOST_DIGITS = 256
@@ -54,10 +43,8 @@ def _squared_distances(X, vectors, gamma):
         return ((X[:, None] - vectors) ** 2).sum(-1)
     mean = vectors.mean(0)
     X, vectors = X - mean, vectors - mean
-    if is_known(X):
-        dot = X @ vectors.T
-    else:
-        dot = lax.dot_general(X, vectors, (((1,), (1,)), ((), ())), precision=lax.Precision.HIGHEST)
+    by_columns, exact = (((1,), (1,)), ((), ())), lax.Precision.HIGHEST
+    dot = X @ vectors.T if is_known(X) else lax.dot_general(X, vectors, by_columns, precision=exact)
     dot = xp.where(xp.isfinite(dot), dot, 0)  # of rows whose norm is not finite either: inf - inf is no distance
     return _squared_norms(X)[:, None] - 2 * dot + _squared_norms(vectors)
 
@@ -66,7 +53,7 @@ def _squared_norms(rows):
     return (rows * rows).sum(1)
 
 
-@op("SVMRegressor", domain=DOMAIN, heavy=True)
+@op("SVMRegressor", domain=DOMAIN, heavy=True, wide=True)
 def svm_regressor(
     X, *, coefficients, kernel_params=None, kernel_type: Kernel = "LINEAR", n_supports=0, one_class=0,
     post_transform: Transform = "NONE", rho=(0.0,), support_vectors=(), double=False,
@@ -139,17 +126,15 @@ def _by_pairs(kernel, coefficients, counts, *, one_product):
     i, j = np.triu_indices(len(counts), 1)
     if one_product:
         label = np.repeat(np.arange(len(counts)), counts)[:, None]
-        weights = np.where(
-            label == i, coefficients[:, j - 1], np.where(label == j, coefficients[:, i], coefficients.dtype.type(0))
-        )
-        return kernel @ weights
+        of_second = np.where(label == j, coefficients[:, i], coefficients.dtype.type(0))
+        return kernel @ np.where(label == i, coefficients[:, j - 1], of_second)
     ends = np.cumsum(counts).tolist()
     each = (slice(end - count, end) for end, count in zip(ends, counts, strict=True))
     parts = xp.stack([kernel[:, rows] @ coefficients[rows] for rows in each])  # [n, N, n - 1]
     return (parts[i, :, j - 1] + parts[j, :, i]).T
 
 
-@op("SVMClassifier", domain=DOMAIN, heavy=True, labels="classlabels_ints", limits=LABELS)
+@op("SVMClassifier", domain=DOMAIN, heavy=True, labels="classlabels_ints", wide=True, limits=LABELS)
 def svm_classifier(
     X, *, coefficients, classlabels_ints=None, classlabels_strings=None, kernel_params=None,
     kernel_type: Kernel = "LINEAR", post_transform: Transform = "NONE", prob_a=(), prob_b=(), rho=(0.0,),

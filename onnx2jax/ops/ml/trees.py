@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from inspect import Parameter
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -17,22 +17,15 @@ Aggregate = Literal["AVERAGE", "SUM", "MIN", "MAX"]
 
 
 def _of_ensembles(body):
-    """An operator from a generator of its result, which yields its Ensemble and receives the scores.
+    """An operator from a generator, which yields its Ensemble, receives the scores, and yields the operator's result.
 
     Its attribute ``together`` evaluates several nodes on the same rows (see Operator.together).
     """
 
-    def finished(call, scores):
-        try:
-            call.send(scores)
-        except StopIteration as end:
-            return end.value
-        raise AssertionError("a body yields one Ensemble")
-
     def together(X, nodes):
         calls = [body(X, **attributes) for attributes in nodes]
         scores = scores_of([next(call) for call in calls])
-        return [finished(call, result) for call, result in zip(calls, scores, strict=True)]
+        return [call.send(result) for call, result in zip(calls, scores, strict=True)]
 
     @functools.wraps(body)
     def alone(X, **attributes):
@@ -44,6 +37,7 @@ def _of_ensembles(body):
 
 # ------------------------------------------------------------------------ TreeEnsemble{Regressor,Classifier}
 
+_TRAITS: Any = {"heavy": True, "wide": True, "exact": ("X",)}
 _NODES = ("falsenodeids", "featureids", "modes", "nodeids", "treeids", "truenodeids")
 
 
@@ -101,7 +95,7 @@ def _add_base(scores, any_vote, base):
     return (scores + base.astype(scores.dtype), True) if len(base) else (scores, any_vote)
 
 
-@op("TreeEnsembleRegressor", domain=DOMAIN, heavy=True)
+@op("TreeEnsembleRegressor", domain=DOMAIN, **_TRAITS)
 @_of_ensembles
 @taking(**_schema("target"))
 def tree_ensemble_regressor(
@@ -112,13 +106,13 @@ def tree_ensemble_regressor(
     forest = once(_forest_by_id, "target", attributes)
     scores, any_vote = yield Ensemble(batch(X), forest, n_targets, aggregate_function, once)
     scores, _ = _add_base(scores, any_vote, once(_floats, "base_values", attributes))
-    return transform(scores, post_transform).astype(result_dtype(double))
+    yield transform(scores, post_transform).astype(result_dtype(double))
 
 
 _BASES = f"{LABELS}; one score per row with several base_values is unsupported"
 
 
-@op("TreeEnsembleClassifier", domain=DOMAIN, heavy=True, labels="classlabels_int64s", limits=_BASES)
+@op("TreeEnsembleClassifier", domain=DOMAIN, labels="classlabels_int64s", limits=_BASES, **_TRAITS)
 @_of_ensembles
 @taking(**_schema("class"))
 def tree_ensemble_classifier(
@@ -136,7 +130,7 @@ def tree_ensemble_classifier(
     else:
         scores, any_vote = _add_base(scores, any_vote, base)
         index, scores = argmax(xp.where(any_vote, scores, -np.inf), 1), transform(scores, post_transform)
-    return labels_of(labels, index), scores.astype(result_dtype(double))
+    yield labels_of(labels, index), scores.astype(result_dtype(double))
 
 
 def _single_class(forest):
@@ -204,7 +198,7 @@ _REQUIRED = (
 _OPTIONAL = ("membership_values", "nodes_hitrates", "nodes_missing_value_tracks_true")
 
 
-@op("TreeEnsemble", domain=DOMAIN, since=5, heavy=True)
+@op("TreeEnsemble", domain=DOMAIN, since=5, **_TRAITS)
 @_of_ensembles
 @taking(**dict.fromkeys(_REQUIRED, Parameter.empty), **dict.fromkeys(_OPTIONAL))
 def tree_ensemble(
@@ -214,4 +208,4 @@ def tree_ensemble(
     """TreeEnsemble: aggregated leaf weights of trees whose nodes may test set membership."""
     aggregate = get_args(Aggregate)[aggregate_function]
     scores, _ = yield Ensemble(batch(X), once(_forest_by_index, attributes), n_targets, aggregate, once)
-    return transform(scores, get_args(Transform)[post_transform]).astype(X.dtype)
+    yield transform(scores, get_args(Transform)[post_transform]).astype(X.dtype)
