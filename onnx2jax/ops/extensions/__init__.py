@@ -24,29 +24,25 @@ def contributed(name, limits="", **traits):
     return register
 
 
-_TOKENS = "tokenize before the model, as with the package tokenizers, and pass token ids to the nodes behind it"
-_TEXT = "turn ids into text behind the model, as with the package tokenizers"
-_BYTES = "it matches bytes by C++'s std::regex; use {}, whose expressions are RE2's"
-_AUDIO = "decode audio before the model, and pass samples"
-REPLACEMENTS: Final = {
-    **dict.fromkeys(
-        ("BasicTokenizer", "CLIPTokenizer", "HfJsonTokenizer", "RobertaTokenizer", "SentencepieceTokenizer"), _TOKENS
-    ),
-    **dict.fromkeys(("BlingFireSentenceBreaker", "SpmTokenizer", "TrieTokenizer", "WhisperTokenizer"), _TOKENS),
-    **dict.fromkeys(("SentencepieceDecoder", "TrieDetokenizer"), _TEXT),
-    **dict.fromkeys(("AudioDecoder", "AudioDecoderEx", "MergeSignalSegments", "SplitSignalSegments"), _AUDIO),
-    "DrawBoundingBoxes": "draw behind the model, as with pillow's ImageDraw, and take the boxes as an output",
-    "StftNorm": "use STFT of ai.onnx, and the squares of its two parts",
-    "StringECMARegexReplace": _BYTES.format("StringRegexReplace"),
-    "StringECMARegexSplitWithOffsets": _BYTES.format("StringRegexSplitWithOffsets"),
-    "StringToHashBucket": "its hash is that of one C++ compiler; use MurmurHash3 of com.microsoft",
-    "StringToHashBucketFast": "the hash is FarmHash, which no package here has; use MurmurHash3 of com.microsoft",
-    "ImageReader": "it reads files by name; read them before the model, and pass the bytes to DecodeImage",
-    **dict.fromkeys(
-        ("RaggedTensorToDense", "StringRaggedTensorToDense"), "its inputs are undocumented; use RaggedTensorToSparse"
-    ),
-    "GaussianBlur": "removed from onnxruntime-extensions; use Conv with the weights of the kernel",
-    "AzureAudioToText": "it calls a service over the network, which a function of arrays cannot",
-    "OpenAIAudioToText": "it calls a service over the network, which a function of arrays cannot",
+_REPLACEMENTS: Final = {
+    "tokenize before the model, as with the package tokenizers, and pass token ids to the nodes behind it": """
+        BasicTokenizer BlingFireSentenceBreaker CLIPTokenizer HfJsonTokenizer RobertaTokenizer SentencepieceTokenizer
+        SpmTokenizer TrieTokenizer WhisperTokenizer""",
+    "turn ids into text behind the model, as with the package tokenizers": "SentencepieceDecoder TrieDetokenizer",
+    "decode audio before the model, and pass samples": """
+        AudioDecoder AudioDecoderEx MergeSignalSegments SplitSignalSegments""",
+    "draw behind the model, as with pillow's ImageDraw, and take the boxes as an output": "DrawBoundingBoxes",
+    "use STFT of ai.onnx, and the squares of its two parts": "StftNorm",
+    "it matches bytes by C++'s std::regex; use StringRegexReplace, whose expressions are RE2's": """
+        StringECMARegexReplace""",
+    "it matches bytes by C++'s std::regex; use StringRegexSplitWithOffsets, whose expressions are RE2's": """
+        StringECMARegexSplitWithOffsets""",
+    "its hash is that of one C++ compiler; use MurmurHash3 of com.microsoft": "StringToHashBucket",
+    "the hash is FarmHash, which no package here has; use MurmurHash3 of com.microsoft": "StringToHashBucketFast",
+    "it reads files by name; read them before the model, and pass the bytes to DecodeImage": "ImageReader",
+    "its inputs are undocumented; use RaggedTensorToSparse": "RaggedTensorToDense StringRaggedTensorToDense",
+    "removed from onnxruntime-extensions; use Conv with the weights of the kernel": "GaussianBlur",
+    "it calls a service over the network, which a function of arrays cannot": "AzureAudioToText OpenAIAudioToText",
 }
+REPLACEMENTS: Final = {name: advice for advice, names in _REPLACEMENTS.items() for name in names.split()}
 """Operators of the domain that are unsupported on purpose, with what to do instead."""

@@ -26,10 +26,9 @@ def decode_image(image: Static):
 
 
 @contributed(
-    "EncodeImage",
-    "needs the extra `image` (pillow); JPEG of quality 95; files decode to the same, bytes differ",
+    "EncodeImage", "needs the extra `image` (pillow); JPEG of quality 95; files decode to the same, bytes differ",
     extra="image",
-)
+)  # fmt: skip
 def encode_image(image: Static, *, format: Literal["png", "jpg"]):
     file = io.BytesIO()
     options = {"format": "PNG"} if format == "png" else {"format": "JPEG", "quality": 95}

@@ -195,9 +195,8 @@ def wordpiece_tokenizer(
     Rows have the words from row_indices[i] to row_indices[i + 1]; without indices each string is a row.
     """
     vocabulary = once(json.loads, vocab)
-    if row_indices.size and not (
-        row_indices[0] == 0 and (np.diff(row_indices) > 0).all() and row_indices[-1] == words.size
-    ):
+    covers_all = not row_indices.size or (row_indices[0] == 0 and row_indices[-1] == words.size)
+    if not covers_all or (np.diff(row_indices) <= 0).any():
         raise ValueError(
             f"row_indices ({row_indices.tolist()}) must increase from 0 to the number of words ({words.size})"
         )
@@ -252,10 +251,6 @@ def gpt2_tokenizer(
     return _padded(rows, input_text.shape, padding_length, 0)
 
 
-def _tokens(id_vocab):
-    return id_vocab.split("\n")
-
-
 def _letters(byte_decoder):
     """The byte of each letter of GPT-2's alphabet."""
     return {chr(int(c)): int(b) for c, b in (line.split("\t") for line in byte_decoder.split("\n") if line)}
@@ -268,7 +263,7 @@ def bpe_decoder(
     """The text of ids, a vector or [1, n]."""
     if ids.ndim > 1 and ids.shape[:-1] != (1,) * (ids.ndim - 1):
         raise ValueError(f"ids are decoded one text at a time (they have the shape {ids.shape})")
-    tokens = once(_tokens, id_vocab)
+    tokens = once(str.split, id_vocab, "\n")
     special = {int(i) for i in all_special_ids.split()} if skip_special_tokens else ()
     added = dict(line.split("\t", 1) for line in added_tokens.split("\n") if line)
     letters = once(_letters, byte_decoder)
