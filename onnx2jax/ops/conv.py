@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
-from functools import partial
+from functools import partial, reduce
 from typing import Any, Final
 
 import jax.numpy as jnp
@@ -62,7 +61,9 @@ def _convolved(x: np.ndarray, w: np.ndarray, window: Window, groups: int) -> np.
     filters = w.reshape(groups, outputs // groups, math.prod(w.shape[1:]))
     product = _by_taps if depth == 1 and groups > 1 else _by_columns
     y = np.empty((x.shape[0], outputs, *blocks), x.dtype)
-    for rows in _pieces(blocks, x.shape[0] * x.shape[1] * math.prod(window.kernel)):
+    step = max(CACHED // max(x.shape[0] * x.shape[1] * math.prod((*window.kernel, *blocks[1:])), 1), 1)
+    for first in range(0, blocks[0], step):
+        rows = slice(first, min(first + step, blocks[0]))
         start, end = rows.start * window.strides[0], (rows.stop - 1) * window.strides[0] + window.spans[0]
         y[:, :, rows] = product(x[:, :, start:end], filters, window).reshape(y[:, :, rows].shape)
     return y
@@ -93,13 +94,6 @@ def _met(start: int, pixels: int, apart: int, count: int) -> tuple[slice, slice]
     return slice(first, last + 1), slice(start + first * apart, start + last * apart + 1, apart)
 
 
-def _pieces(blocks: list[int], width: int) -> Iterator[slice]:
-    """Rows of results that are computed at once, where each pixel takes ``width`` elements."""
-    step = max(CACHED // max(width * math.prod(blocks[1:]), 1), 1)
-    for start in range(0, blocks[0], step):
-        yield slice(start, min(start + step, blocks[0]))
-
-
 def _by_columns(x: np.ndarray, filters: np.ndarray, window: Window) -> np.ndarray:
     """The filters (groups, O / groups, C / groups * taps) by the columns (N, groups, C / groups * taps, pixels)."""
     parts = list(taps(x, window))
@@ -110,29 +104,12 @@ def _by_columns(x: np.ndarray, filters: np.ndarray, window: Window) -> np.ndarra
 def _by_taps(x: np.ndarray, filters: np.ndarray, window: Window) -> np.ndarray:
     """One channel a group: the sum of shifted images, each by a weight of the filters (groups, O / groups, taps)."""
     filters = filters.reshape(*filters.shape, *[1] * len(window.kernel))
-    total = None
-    for i, tap in enumerate(taps(x, window)):
-        part = tap[:, :, None] * filters[:, :, i]
-        total = part if total is None else np.add(total, part, out=total)
-    assert total is not None  # a kernel has at least one tap
-    return total
+    products = (tap[:, :, None] * filters[:, :, i] for i, tap in enumerate(taps(x, window)))
+    return reduce(lambda total, product: np.add(total, product, out=total), products)
 
 
 ROW = 128
 """Results in a row of a product with a Toeplitz matrix."""
-
-
-def fold(columns, image, window):
-    """Add (N, C, kernel..., blocks...) into an image (N, C, image...): the transpose of ``taps``."""
-    blocks, zero = columns.shape[2 + len(image) :], jnp.zeros((), columns.dtype)
-    result = jnp.zeros((*columns.shape[:2], *image), columns.dtype)
-    for tap in itertools.product(*map(range, window.kernel)):
-        config = [(0, 0, 0), (0, 0, 0)]
-        for t, n, b, _, s, (before, _), d in window.along(tap, image, blocks):
-            start = t * d - before
-            config.append((start, n - start - (b - 1) * s - 1, s - 1))
-        result = result + lax.pad(columns[(slice(None), slice(None), *tap)], zero, config)
-    return result
 
 
 def conv(x, w, window, groups=1, stretch=()):
@@ -164,9 +141,7 @@ def _widened(*operands):
 
 
 def _native(x, w, window, groups, stretch=()):
-    return lax.conv_general_dilated(
-        x, w, window.strides, window.pads, stretch or None, window.dilations, feature_group_count=groups
-    )
+    return lax.conv_general_dilated(x, w, window.strides, window.pads, stretch or None, window.dilations, None, groups)
 
 
 def _toeplitz(x, w, window, **_):
@@ -266,8 +241,7 @@ def _add_bias(y, bias):
 @op("Conv", product=True, unsharded=True)
 @taking(**WINDOW)
 def conv_op(X, W, B=None, *, group=1, **attributes):
-    window = window_of(X.shape[2:], W.shape[2:], **attributes)
-    return _add_bias(conv(X, W, window, group), B)
+    return _add_bias(conv(X, W, window_of(X.shape[2:], W.shape[2:], **attributes), group), B)
 
 
 @taking(**WINDOW)
@@ -292,9 +266,8 @@ def conv_transpose(X, W, B=None, *, auto_pad, group=1, output_padding=None, outp
     window = window_of(extents, W.shape[2:], auto_pad="NOTSET" if same else auto_pad, **attributes)
     rows = list(zip(extents, window.strides, window.spans, output_padding or (0,) * rank, strict=True))
     full = [s * (n - 1) + e + span for n, s, span, e in rows]
-    image = tuple(output_shape or ())[-rank:] or tuple(
-        n * s if same else f - sum(p) for (n, s, *_), f, p in zip(rows, full, window.pads, strict=True)
-    )
+    whole = zip(rows, full, window.pads, strict=True)
+    image = tuple(output_shape or ())[-rank:] or tuple(n * s if same else f - sum(p) for (n, s, *_), f, p in whole)
     if same or output_shape:
         # odd padding as opset 11 words it: the formula of opset 1 contradicts its own auto_pad
         totals = [max(f - n, 0) for f, n in zip(full, image, strict=True)]
@@ -318,12 +291,20 @@ def _mirrored(w, extents, image, window, groups):
 
 @op("Col2Im", heavy=True, limits="no strings, although the schema lists them")
 def col2im(input, image_shape: Static, block_shape: Static, *, dilations=None, pads=None, strides=None):
+    """Adds the columns of all blocks into an image: the transpose of ``taps``."""
     image, block = dims(image_shape), dims(block_shape)
     window = window_of(image, block, strides, pads, dilations)
     blocks = count_blocks(image, window)
     check_shape("input", input, "N", "C * block", math.prod(blocks))
-    channels = input.shape[1] // max(math.prod(block), 1)
-    return fold(jnp.asarray(input).reshape(input.shape[0], channels, *block, *blocks), image, window)
+    lead = input.shape[0], input.shape[1] // max(math.prod(block), 1)
+    columns, y = jnp.asarray(input).reshape(*lead, *block, *blocks), jnp.zeros((*lead, *image), input.dtype)
+    for tap in itertools.product(*map(range, block)):
+        config = [(0, 0, 0), (0, 0, 0)]
+        for t, n, b, _, s, (before, _), d in window.along(tap, image, blocks):
+            start = t * d - before
+            config.append((start, n - start - (b - 1) * s - 1, s - 1))
+        y = y + lax.pad(columns[:, :, *tap], jnp.zeros((), y.dtype), config)
+    return y
 
 
 @op("DeformConv", since=19, half="float32", heavy=True, unsharded=True)

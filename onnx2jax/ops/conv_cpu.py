@@ -212,13 +212,7 @@ def in_packs(x: Any, w: Any, window: Window, groups: int, size: int, form: Form)
     """
     if size == 1:
         return form(x, w, window, groups)
-    y = _in_packs(x, w, window, groups, size, form)
-    return y if x.dtype == np.int8 else _or_native(y, x, w, window, groups)
-
-
-def _in_packs(x: Any, w: Any, window: Window, groups: int, size: int, form: Form) -> Any:
-    stride = window.strides[-1]
-    w = kernel_first(w)
+    operands, stride, w = (x, w), window.strides[-1], kernel_first(w)
     kernel, (before, after) = window.kernel[-1], window.pads[-1]
     extent = (x.shape[-2] + before + after - kernel) // stride + 1
     made = size // stride  # results of a pack
@@ -231,7 +225,8 @@ def _in_packs(x: Any, w: Any, window: Window, groups: int, size: int, form: Form
     plain = Window(wide.shape[:-2], (*window.strides[:-1], 1), (*window.pads[:-1], (0, 0)), window.dilations)
     y = form(x, lax.transpose(wide, (wide.ndim - 1, wide.ndim - 2, *range(wide.ndim - 2))), plain, groups)
     y = lax.reshape(y, (*y.shape[:-2], packs * made, w.shape[-1]))
-    return lax.slice(y, (0,) * y.ndim, (*y.shape[:-2], extent, y.shape[-1]))
+    y = lax.slice(y, (0,) * y.ndim, (*y.shape[:-2], extent, y.shape[-1]))
+    return y if x.dtype == np.int8 else _or_native(y, *operands, window, groups)
 
 
 def _along_last(x: Any, behind: int, before: int, after: int) -> Any:
@@ -317,9 +312,8 @@ def transposed(x: Any, w: Any, window: Window, groups: int, stretch: tuple[int, 
 def product(x: Any, w: Any) -> Any:
     """x (N, spatial..., C) by w (O, C)."""
     rows = lax.reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
-    y = lax.dot_general(
-        rows, lax.transpose(w, (1, 0)), (((1,), (0,)), ((), ())), preferred_element_type=_summed(x.dtype)
-    )
+    contracted = (((1,), (0,)), ((), ()))
+    y = lax.dot_general(rows, lax.transpose(w, (1, 0)), contracted, preferred_element_type=_summed(x.dtype))
     return lax.reshape(y, (*x.shape[:-1], w.shape[0]))
 
 

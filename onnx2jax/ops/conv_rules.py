@@ -160,11 +160,8 @@ def _is_narrow_for_onednn(p: Problem) -> bool:
 
 def _is_exact_in_int8(p: Problem) -> bool:
     """Sums that int32 holds, of channels for which there is a fast kernel."""
-    return (
-        p.groups == 1
-        and 0 < p.summands <= limits.MAX_SUMMANDS
-        and max(p.outputs, p.channels) > limits.CONV_FEW_CHANNELS
-    )
+    many = max(p.outputs, p.channels) > limits.CONV_FEW_CHANNELS
+    return many and p.groups == 1 and 0 < p.summands <= limits.MAX_SUMMANDS
 
 
 def _is_of_weights(p: Problem) -> bool:

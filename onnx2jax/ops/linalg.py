@@ -32,10 +32,7 @@ def rounded(multiply, a, b):
     dtype = accumulator(a.dtype)
     if dtype == a.dtype or is_known((a, b)):
         return multiply(a, b, dtype).astype(a.dtype)
-    forms = {
-        "cpu": lambda a, b: multiply(a, b, dtype).astype(a.dtype),
-        "default": lambda a, b: multiply(a, b, a.dtype),
-    }
+    forms = {"cpu": lambda a, b: multiply(a, b, dtype).astype(a.dtype), "default": lambda a, b: multiply(a, b, a.dtype)}
     if multiply is product and b.ndim == 2 and a.size == a.shape[-1]:
         forms["cuda"] = _row_by_matrix
     return compat.platform_dependent(a, b, **forms)
@@ -67,8 +64,7 @@ def _by_groups(a, b):
     source, (*batch, contracted, _), axis, group = repeat
     if axis != a.ndim - 3:
         return None
-    rows = rows_of_group(group, a.shape[-2])
-    a = a.reshape(*(source.shape[i] for i in batch), *rows, a.shape[-1])
+    a = a.reshape(*(source.shape[i] for i in batch), *rows_of_group(group, a.shape[-2]), a.shape[-1])
     numbers = ((a.ndim - 1,), (contracted,)), (tuple(range(len(batch))), tuple(batch))
     return a, source, lambda a, b, dtype: lax.dot_general(a, b, numbers, preferred_element_type=dtype)
 
@@ -149,7 +145,7 @@ def einsum(*Inputs, equation):
     return xp.einsum(equation, *map(widen, Inputs)).astype(dtype)
 
 
-@op("Det", since=11, half="float32")
+@op("Det", since=11, half="float32", wide=True)
 def det(X):
     """The determinant of each matrix in a stack."""
     return xp.linalg.det(X)

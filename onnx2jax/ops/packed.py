@@ -247,8 +247,7 @@ def _shifts(lanes, per):
 def _unpacked(lanes, scale, zero, shifts, value):
     """The weight of words, which have an axis of extent 1 where ``shifts`` has that of the numbers in a word."""
     bits = 8 * lanes.dtype.itemsize // shifts.size
-    codes = (lanes >> shifts) & lanes.dtype.type(2**bits - 1)
-    numbers = value(codes, scale.dtype)
+    numbers = value((lanes >> shifts) & lanes.dtype.type(2**bits - 1), scale.dtype)
     return (numbers if zero is None else numbers - zero) * scale
 
 
@@ -256,8 +255,7 @@ def _in_panels(x, lanes, scale, zero, value):
     """``_rows`` of some rows, a few panels of ``COLUMNS`` columns at a time."""
     rows, size, per, blocks = x.shape
     total, panels = size * per * blocks, lanes.shape[2] // COLUMNS
-    most = max(1, PANELS // (total * COLUMNS))
-    count = next(n for n in range(min(most, panels), 0, -1) if panels % n == 0)
+    count = next(n for n in range(min(max(1, PANELS // (total * COLUMNS)), panels), 0, -1) if panels % n == 0)
     inputs = jnp.broadcast_to(x.reshape(rows, total), (count, rows, total))
     shifts = dependent(_shifts(lanes, per), x)
 

@@ -54,12 +54,9 @@ def _reduce_by_axis(x, init, combine, window):
     return x
 
 
-_NUMPY = {lax.add: np.add, lax.max: np.maximum}
-
-
 def _pool(x, init, combine, window):
     if is_known(x):
-        return _reduce_by_axis(x, init, _NUMPY[combine], window)
+        return _reduce_by_axis(x, init, {lax.add: np.add, lax.max: np.maximum}[combine], window)
     if sum(window.kernel) > UNROLLED_TAPS:
         return _reduce(x, init, combine, window)
     default, cpu = (lambda v, f=f: f(v, init, combine, window) for f in (_reduce, _reduce_by_axis))
@@ -144,7 +141,7 @@ def _norm(X, p, total):
     return root(total(X * X if p == 2 else abs(X) ** p), p)
 
 
-@op("LpPool", since=2, heavy=True, unsharded=True, half="float32")
+@op("LpPool", since=2, heavy=True, unsharded=True, half="float32", wide=True)
 @taking(**POOL, ceil_mode=0, dilations=None)
 def lp_pool(X, *, p=2, **attributes):
     window, _ = _pool_window(X, **attributes)
@@ -218,7 +215,7 @@ def global_max_pool(X):
     return X.max(axis=_spatial_axes(X), keepdims=True)
 
 
-@op("GlobalLpPool", since=2, unsharded=True, half="float32")
+@op("GlobalLpPool", since=2, unsharded=True, half="float32", wide=True)
 def global_lp_pool(X, *, p=2):
     return _norm(X, p, lambda x: x.sum(axis=_spatial_axes(x), keepdims=True))
 

@@ -68,8 +68,8 @@ def broadcast_qparam(parameter, shape, axis, block_size=0):
     axis = axis_of(axis, len(shape))
     expected = tuple(-(-n // block_size) if i == axis else n for i, n in enumerate(shape)) if blocks else (shape[axis],)
     if block_size < 0 or parameter.shape != expected:
-        given = f"a scale or zero point for axis {axis} of {shape}, {block_size=},"
-        raise ValueError(f"{given} must be a scalar or have the shape {expected}, not {parameter.shape}")
+        subject = f"a scale or zero point for axis {axis} of {shape}, {block_size=},"
+        raise ValueError(f"{subject} must be a scalar or have the shape {expected}, not {parameter.shape}")
     if blocks:
         return xp.repeat(parameter, block_size, axis)[(slice(None),) * axis + (slice(shape[axis]),)]
     return parameter.reshape([-1 if i == axis else 1 for i in range(len(shape))])
@@ -91,7 +91,7 @@ def saturate_to(x, zero_point, dtype, saturate=1):
     return x.astype(np.int32).astype(dtype)
 
 
-@op("QuantizeLinear", since=10, limits=_FLOAT6)
+@op("QuantizeLinear", since=10, exact=("y_scale",), limits=_FLOAT6)
 def quantize_linear(x, y_scale, y_zero_point=None, *, axis=1, block_size=0, output_dtype=0, precision=0, saturate=1):
     """``saturate(round(x / y_scale) + y_zero_point)``, per tensor, axis or block."""
     dtype = to_dtype(output_dtype, "output_dtype") if output_dtype else None
@@ -108,7 +108,7 @@ def quantize_linear(x, y_scale, y_zero_point=None, *, axis=1, block_size=0, outp
     return saturate_to(ratio, zero_point, dtype or np.dtype(np.uint8), saturate)
 
 
-@op("DequantizeLinear", since=10, limits=f"{_FLOAT6}; a float8e8m0 scale needs output_dtype")
+@op("DequantizeLinear", since=10, exact=("x_scale",), limits=f"{_FLOAT6}; a float8e8m0 scale needs output_dtype")
 def dequantize_linear(x, x_scale, x_zero_point=None, *, axis=1, block_size=0, output_dtype=0):
     """``(x - x_zero_point) * x_scale``, per tensor, axis or block."""
     dtype = to_dtype(output_dtype, "output_dtype") if output_dtype else np.dtype(x_scale.dtype)
@@ -121,11 +121,10 @@ def dequantize_linear(x, x_scale, x_zero_point=None, *, axis=1, block_size=0, ou
     x = x.astype(work)
     if x_zero_point is not None:
         x = x - broadcast_qparam(x_zero_point, x.shape, axis, block_size).astype(work)
-    scale = broadcast_qparam(x_scale, x.shape, axis, block_size)
-    return (x.astype(wide) * scale.astype(wide)).astype(dtype)
+    return (x.astype(wide) * broadcast_qparam(x_scale, x.shape, axis, block_size).astype(wide)).astype(dtype)
 
 
-@op("DynamicQuantizeLinear", since=11)
+@op("DynamicQuantizeLinear", since=11, wide=True)
 def dynamic_quantize_linear(x):
     """(uint8 tensor, scale, zero point) over the range of the values and zero; an all-zero tensor has scale 1."""
     low, high = xp.min(x, initial=0.0), xp.max(x, initial=0.0)
@@ -164,27 +163,19 @@ def integer_product_with(b, b_zero_point=None):
     b, zb = signed(b, b_zero_point)
     b, zb = b[:, None] if vector else b, row(zb)
     sums = xp.sum(b.astype(np.int32) - zb, axis=-2, keepdims=True, dtype=np.int32)
-    by = int8_product_with(b)
+    exact = np.dtype(np.float32 if b.shape[-2] * 2**14 <= 2**24 else np.float64)
+    converted = cache(lambda: b.astype(exact))  # once: NumPy has fast products of floats alone
 
     def times(a, a_zero_point=None):
         vectors = (-2,) * (a.ndim == 1) + (-1,) * vector
         a, za = signed(a, a_zero_point)
         a, za = a[None] if a.ndim == 1 else a, column(za)
-        y = by(a) - za * sums
+        if is_known((a, b)):
+            y = np.matmul(a.astype(exact), converted()).astype(np.int64).astype(np.int32)
+        else:
+            y = int8_product(a, b)
+        y = y - za * sums
         return xp.squeeze(y - zb * xp.sum(a, axis=-1, keepdims=True, dtype=np.int32), vectors)
-
-    return times
-
-
-def int8_product_with(b):
-    """``int8_product`` as a function of a. NumPy has fast products of floats alone, so there b is converted once."""
-    exact = np.dtype(np.float32 if b.shape[-2] * 2**14 <= 2**24 else np.float64)
-    wide = cache(lambda: b.astype(exact))
-
-    def times(a):
-        if not is_known((a, b)):
-            return int8_product(a, b)
-        return np.matmul(a.astype(exact), wide()).astype(np.int64).astype(np.int32)
 
     return times
 
@@ -195,9 +186,8 @@ def int8_product(a, b):
     On CUDA in bfloat16: XLA's int8 products are twice the result where Triton takes tiles of 16 along the contracted
     axis (jax 0.11.2 on an H100).
     """
-    return compat.platform_dependent(
-        a, b, cuda=int8_product_in_bfloat16, default=partial(product, dtype=np.dtype("int32"))
-    )
+    default = partial(product, dtype=np.dtype(np.int32))
+    return compat.platform_dependent(a, b, cuda=int8_product_in_bfloat16, default=default)
 
 
 def int8_product_in_bfloat16(a, b):

@@ -17,6 +17,7 @@ from ..proto.dtypes import ELEMENT_TYPES, to_code, to_dtype
 from .arrays import FIX, axes_of, axis_of, check_room, check_shape, counting, dims, is_known, is_string, xp
 from .registry import Relative, Shaped, Static, op, taking
 from .traced import TracedIntegers, difference, shape_vector, terms
+from .window import pad_numpy
 
 
 def reshaped(data, shape):
@@ -91,8 +92,8 @@ def transpose(data, *, perm=None):
 
 @op("Expand")
 def expand(input, shape: Static):
-    target = lax.broadcast_shapes(input.shape, dims(shape))  # both ways: a 1 in `shape` keeps the input's extent
-    return xp.broadcast_to(input, target)
+    # Both ways: a 1 in `shape` keeps the input's extent.
+    return xp.broadcast_to(input, lax.broadcast_shapes(input.shape, dims(shape)))
 
 
 @op("Tile", since=6)
@@ -124,9 +125,8 @@ def concat(*inputs, axis):
         return np.concatenate(inputs, axis)
     if not _is_appended(*inputs, axis=axis):
         return lax.concatenate(inputs, axis)
-    return compat.platform_dependent(
-        *inputs, tpu=partial(_append, axis=axis), default=lambda *inputs: lax.concatenate(inputs, axis)
-    )
+    append = partial(_append, axis=axis)
+    return compat.platform_dependent(*inputs, tpu=append, default=lambda *inputs: lax.concatenate(inputs, axis))
 
 
 op("Concat")(taking(axis=1)(concat))  # the only version in which the axis is optional
@@ -206,8 +206,7 @@ def padded(data, low, high, value=None):
     if is_known([data, value, *low, *high]):
         check_room([n + a + b for n, a, b in rows], data.dtype)
         fill = ("" if is_string(data) else np.zeros((), data.dtype)) if value is None else np.reshape(value, ())
-        cropped = data[tuple(slice(max(-a, 0), n + min(b, 0)) for n, a, b in rows)]
-        return np.pad(cropped, [(max(a, 0), max(b, 0)) for _, a, b in rows], constant_values=fill)
+        return pad_numpy(data, fill, [(a, b, 0) for _, a, b in rows])
     config = [(a, b, 0) for _, a, b in rows]
     if value is None or is_known(value):
         return lax.pad(data, np.zeros((), data.dtype) if value is None else np.reshape(value, ()), config)

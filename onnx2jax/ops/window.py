@@ -99,9 +99,7 @@ def padded(x, window, fill=0, axis=2):
         return x
     around = [(0, 0, 0)] * x.ndim
     around[axis : axis + len(window.pads)] = ((*p, 0) for p in window.pads)
-    if is_known(x):
-        return pad_numpy(x, fill, around)
-    return lax.pad(x, jnp.array(fill, x.dtype), around)
+    return pad_numpy(x, fill, around) if is_known(x) else lax.pad(x, jnp.array(fill, x.dtype), around)
 
 
 def pad_numpy(x, fill, around):
