@@ -195,10 +195,8 @@ def _weigh(weights, v, read=None, ends=None):
     keys, work, v = weights.shape[-1], accumulator(weights.dtype), jnp.asarray(v, weights.dtype)
     if read is not None and read.shape[2] == 1:
         v = jnp.where(read[:, :, 0, :, None], v, 0)
-    if ends is None:
-        y = _product(weights, v)
-    else:
-        y = (_in_use if isinstance(keys, int) and keys > ROWS else _of_selected)(weights, v, ends)
+    before_ends = _in_use if isinstance(keys, int) and keys > ROWS else _of_selected
+    y = _product(weights, v) if ends is None else before_ends(weights, v, ends)
 
     @jax.checkpoint
     def selected(weights, v, read):
@@ -237,9 +235,9 @@ def _attend(q, k, v, biases, masks, values, rows, *, scale=None, softcap=0.0, si
     raw, shape = _scores(q, k, v, scale, dtype), (*q.shape[:3], k.shape[2])
     capped = jnp.tanh(raw / softcap) * softcap if softcap > 0 else raw
     biases, masks = ([m(rows) if callable(m) else rows(m) for m in terms if m is not None] for terms in (biases, masks))
-    found = jnp.broadcast_shapes(shape, *(np.shape(term) for term in (*biases, *masks)))
-    if found != shape:
-        raise ValueError(f"masks must broadcast to [batch, heads, queries, keys] {shape}, not {found}")
+    broadcast = jnp.broadcast_shapes(shape, *(np.shape(term) for term in (*biases, *masks)))
+    if broadcast != shape:
+        raise ValueError(f"masks must broadcast to [batch, heads, queries, keys] {shape}, not {broadcast}")
     grouped = partial(_grouped, group=shape[1] // k.shape[1], queries=shape[2])
     masked = biased = sum((grouped(jnp.asarray(b, dtype)) for b in biases), capped)
     for mask in masks:
@@ -380,9 +378,8 @@ def rotary_embedding(
     x = X if X.ndim == 4 else X.reshape(*X.shape[:2], num_heads, X.shape[2] // num_heads)
     extents = {"batch": X.shape[0], "tokens": X.shape[-2], "angles": (rotary_embedding_dim or x.shape[3]) / 2}
     table = "batch tokens angles" if position_ids is None else "positions angles"
-    check_shapes(
-        extents, cos_cache=(cos_cache, table), sin_cache=(sin_cache, table), position_ids=(position_ids, "batch tokens")
-    )
+    tables = {"cos_cache": (cos_cache, table), "sin_cache": (sin_cache, table)}
+    check_shapes(extents, **tables, position_ids=(position_ids, "batch tokens"))
     if position_ids is not None:
         cos_cache, sin_cache = (gather(cache, position_ids) for cache in (cos_cache, sin_cache))
     heads = 1 if X.ndim == 4 else 2

@@ -109,13 +109,10 @@ def loop(M=None, cond=None, *v_initial, body, max_trips, loop_cond, compiled, fo
         count, go, *values = block
         return int(count), go, values[: len(state)], [rows[:count] for rows in values[len(state) :]]
 
-    declared = body.outputs[1 + n :]
-    limits = {"trips": M, "go": go, "max_trips": max_trips}
-    hooks = {
-        "run_block": run_block if compiled is not None else None,
-        "finalize": partial(forward_only, why=FORWARD_ONLY),
-    }
-    state, outs = iterate(step, state, declared, **limits, **hooks)
+    state, outs = iterate(
+        step, state, body.outputs[1 + n :], trips=M, go=go, max_trips=max_trips,
+        run_block=None if compiled is None else run_block, finalize=partial(forward_only, why=FORWARD_ONLY),
+    )  # fmt: skip
     return (*state[len(state) - n :], *outs)
 
 

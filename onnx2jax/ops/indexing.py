@@ -279,8 +279,7 @@ def _is_slot(data, indices, axis, reduction):
         return False
     if not all(isinstance(n, int) for n in data.shape):
         return False
-    others = {i for i, n in enumerate(indices.shape) if n > 1}
-    return indices.size > 1 and others <= set(_repeated(indices))
+    return indices.size > 1 and {i for i, n in enumerate(indices.shape) if n > 1} <= set(_repeated(indices))
 
 
 @op("ScatterElements", since=11, limits=_WRITES)
@@ -344,7 +343,7 @@ def compress(input, condition: Static, *, axis=None):
     return gather(input, np.flatnonzero(condition), axis=axis)
 
 
-@op("OneHot", since=9)
+@op("OneHot", since=9, exact=("indices",))
 def one_hot(indices, depth: Static, values, *, axis=-1, opset):
     """One-hot vectors of [off, on] ``values``; a negative index counts from the end since opset 11."""
     check_shape("values", values, 2)
@@ -377,5 +376,4 @@ def trilu(input, k=None, *, upper=1):
     rows, columns = _mesh(input.shape[-2:])
     k = 0 if k is None else k.reshape(())
     mask = columns - rows >= k if upper else columns - rows <= k
-    zero = "" if is_string(input) else np.zeros((), input.dtype)
-    return xp.where(mask, input, zero)
+    return xp.where(mask, input, "" if is_string(input) else np.zeros((), input.dtype))

@@ -52,6 +52,13 @@ def type_string(value):
     return "none" if value is None else f"{value.dtype}[{','.join(map(str, value.shape))}]"
 
 
+def _traceable(values, what):
+    """The values; raises _NotCarried if one is of a type that JAX lacks."""
+    if any(map(is_host_only, values)):
+        raise _NotCarried(f"{what} holds text or floats of 6 bits")
+    return values
+
+
 def equal(a, b):
     """Whether two values are both known and identical."""
     if isinstance(a, list) and isinstance(b, list):
@@ -193,9 +200,7 @@ def _with_invariants(state, run):
 
 def _carry(state, invariant, like=None):
     """The variant part of the state as JAX arrays; raises _NotCarried unless its types are those of ``like``."""
-    variant = [s for s, fixed in zip(state, invariant, strict=True) if not fixed]
-    if any(map(is_host_only, variant)):
-        raise _NotCarried("a state holds text or floats of 6 bits")
+    variant = _traceable([s for s, fixed in zip(state, invariant, strict=True) if not fixed], "a state")
     for old, new in zip(like or variant, variant, strict=True):
         if type_string(old) != type_string(new):
             raise _NotCarried(f"a state changes from {type_string(old)} to {type_string(new)}")
@@ -224,9 +229,8 @@ def _scan(step, state, invariant, trips, xs):
             raise _TracedCondition
         if not truth(go):
             raise _NotCarried("the body ends the loop")
-        if any(map(is_host_only, outs)):
-            raise _NotCarried("a scan output holds text or floats of 6 bits")
-        return (i + 1, _next_carry(state, invariant, states, new)), [strongly_typed(o) for o in outs]
+        outs = [strongly_typed(o) for o in _traceable(outs, "a scan output")]
+        return (i + 1, _next_carry(state, invariant, states, new)), outs
 
     if trips is None:
         raise _TracedCondition
@@ -264,10 +268,7 @@ def while_(step, state, size, trips, go, first=0):
             return i + 1, jnp.asarray(truth(go)), _next_carry(state, invariant, states, new), buffers
 
         def rows():
-            values = step(start, _merge(state, invariant, carry), ())[2]
-            if any(map(is_host_only, values)):
-                raise _NotCarried("a scan output holds text or floats of 6 bits")
-            return values
+            return _traceable(step(start, _merge(state, invariant, carry), ())[2], "a scan output")
 
         start, carry = jnp.asarray(first, jnp.int64), _carry(state, invariant)
         outs, end = jax.eval_shape(rows), trips

@@ -28,8 +28,7 @@ def _positions(mask, size):
 def non_zero(X, *, size):
     """NonZero: [rank, size]."""
     flat, count = _positions(jnp.ravel(X) != 0, size)
-    indices = jnp.unravel_index(flat, X.shape)
-    return count, jnp.array(indices, np.int64).reshape(X.ndim, size)
+    return count, jnp.array(jnp.unravel_index(flat, X.shape), np.int64).reshape(X.ndim, size)
 
 
 @op("Compress", domain=PADDED)
@@ -75,12 +74,10 @@ def non_max_suppression(
 
         return lax.scan(choose, alive, length=steps)[1]
 
-    by_class = jax.vmap(greedy, (None, 0))
-    chosen, valid = jax.vmap(by_class, (1, 0))(corners(boxes, center_point_box), scores)
+    chosen, valid = jax.vmap(jax.vmap(greedy, (None, 0)), (1, 0))(corners(boxes, center_point_box), scores)
     indices, count = _positions(valid.reshape(-1), size)
     image, label, step = jnp.unravel_index(indices, valid.shape)
-    rows = jnp.stack([image, label, chosen[image, label, step]], axis=1)
-    return count, rows.astype(np.int64)
+    return count, jnp.stack([image, label, chosen[image, label, step]], axis=1).astype(np.int64)
 
 
 @op("Loop", domain=PADDED)

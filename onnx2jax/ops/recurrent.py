@@ -170,19 +170,16 @@ def layer(
     check_shape("sequence_lens", sequence_lens, gates.shape[1])
     for state in initial[:2]:  # further states have shapes of their own
         check_shape("an initial state", state, len(directions), gates.shape[1], size)
-    ends, outputs = [], []
+    results = []
     dtype = X.dtype if X.dtype == W.dtype else gates.dtype  # quantized weights have products of their own
     for d, (recur, bias, chosen, reverse) in enumerate(zip(*rows, functions, directions, strict=True)):
         zeros = xp(gates).zeros
         states = tuple(zeros((gates.shape[1], size), gates.dtype) if s is None else s[d] for s in initial)
         operands = functools.partial(cell, d), recur, (bias, *chosen), n_gates, sequence_lens, reverse, dtype
         on_cpu, default = (functools.partial(scan, *operands, flag) for flag in (True, False))
-        if is_known((states, gates)):
-            end, y = on_cpu(states, gates[:, :, d])
-        else:
-            end, y = compat.platform_dependent(states, gates[:, :, d], cpu=on_cpu, default=default)
-        ends.append(end)
-        outputs.append(y)
+        on_device = functools.partial(compat.platform_dependent, cpu=on_cpu, default=default)
+        results.append((on_cpu if is_known((states, gates)) else on_device)(states, gates[:, :, d]))
+    ends, outputs = zip(*results, strict=True)
     Y = xp.swapaxes(xp.stack(outputs, 2), 0, 1) if layout else xp.stack(outputs, 1)
     results = Y, *(xp.stack(s, 1 if layout else 0) for s in zip(*ends, strict=True))
     return tuple(r.astype(X.dtype) for r in results)
@@ -197,11 +194,8 @@ def _rounded_linear(x, w):
     """``linear`` in float32; from half precision, accelerators round inside the unit, as ``linalg.rounded`` does."""
     if w.dtype == accumulator(w.dtype) or is_known((x, w)):
         return linear(x, w)
-
-    def in_unit(x, w):
-        return widen(product(x, w, w.dtype))
-
-    return compat.platform_dependent(x.astype(w.dtype), w, cpu=linear, default=in_unit)
+    x = x.astype(w.dtype)
+    return compat.platform_dependent(x, w, cpu=linear, default=lambda x, w: widen(product(x, w, w.dtype)))
 
 
 def recurrent_projection(R, batch):

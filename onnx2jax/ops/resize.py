@@ -135,10 +135,8 @@ def _interpolate(x, axis, index, weight):
 
 def _weighted(rows, axis, weight):
     """The sum of arrays, the neighbours tap by tap, by weights (out, neighbours)."""
-    return functools.reduce(
-        jnp.add,
-        [row * _along(jnp.asarray(w, row.dtype), row.ndim - axis) for row, w in zip(rows, weight.T, strict=True)],
-    )
+    pairs = zip(rows, weight.T, strict=True)
+    return functools.reduce(jnp.add, [row * _along(jnp.asarray(w, row.dtype), row.ndim - axis) for row, w in pairs])
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2, 3))
@@ -207,8 +205,7 @@ def _extents(inputs, scales, sizes, policy, crop):
     """(output extents, scales) of the axes; an axis that keeps its extent may be symbolic."""
     if sizes is None:
         cropped = [F32(scale) * share for scale, share in zip(scales, crop, strict=True)]
-        outputs = [n if s == 1 else _scaled(n, s) for n, s in zip(inputs, cropped, strict=True)]
-        return outputs, scales.astype(F32)
+        return [n if s == 1 else _scaled(n, s) for n, s in zip(inputs, cropped, strict=True)], scales.astype(F32)
     sizes = dims(sizes)
     if any(n == 0 != m for m, n in zip(sizes, inputs, strict=True)):
         raise ValueError(f"an empty axis cannot be resized: input {tuple(inputs)}, sizes {sizes}")

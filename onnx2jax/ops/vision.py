@@ -64,11 +64,6 @@ def sample_linear(x, coordinates):
     return sample(x, [linear_taps(c) for c in coordinates])
 
 
-def _cubic_taps(coordinate):
-    low = lax.floor(coordinate)
-    return [(low + k, cubic(coordinate - low - k)) for k in (-1, 0, 1, 2)]
-
-
 def _pad_coordinate(coordinate, n, padding_mode, align_corners):
     """A coordinate moved into [0, n - 1] by the padding mode; "zeros" leaves it unchanged."""
     if padding_mode == "zeros":
@@ -82,7 +77,7 @@ def _pad_coordinate(coordinate, n, padding_mode, align_corners):
     return jnp.clip(coordinate, 0, n - 1)
 
 
-@op("GridSample", since=20, heavy=True, limits="strings, although in the schema, are unsupported")
+@op("GridSample", since=20, heavy=True, exact=("grid",), limits="strings, although in the schema, are unsupported")
 def grid_sample(X, grid, *, align_corners=0, mode: Kernel = "linear", padding_mode: Padding = "zeros"):
     """GridSample: the image sampled at normalised coordinates, innermost axis first."""
     X, grid = jnp.asarray(X), jnp.asarray(unfolded(grid))
@@ -92,11 +87,13 @@ def grid_sample(X, grid, *, align_corners=0, mode: Kernel = "linear", padding_mo
 
     def taps(n, normal):
         x = (normal + 1) / 2 * (n - 1) if align_corners else ((normal + 1) * n - 1) / 2
+        padded = functools.partial(_pad_coordinate, n=n, padding_mode=padding_mode, align_corners=align_corners)
         if mode == "cubic":  # pads the neighbours instead of the coordinate
-            return [(_index(_pad_coordinate(i, n, padding_mode, align_corners)), w) for i, w in _cubic_taps(x)]
+            low = lax.floor(x)
+            return [(_index(padded(low + k)), cubic(x - low - k)) for k in (-1, 0, 1, 2)]
         if mode == "nearest":  # rounded before it is reflected, which decides ties
-            return [(_index(_pad_coordinate(jnp.round(x), n, padding_mode, align_corners)), jnp.ones_like(x))]
-        return linear_taps(_pad_coordinate(x, n, padding_mode, align_corners))
+            return [(_index(padded(jnp.round(x))), jnp.ones_like(x))]
+        return linear_taps(padded(x))
 
     work = X.dtype if mode == "nearest" else wide_dtype(X, grid)
     return sample(X.astype(work), [taps(n, grid[..., -1 - k]) for k, n in enumerate(extents)]).astype(X.dtype)
@@ -217,7 +214,7 @@ def _greatest(bins, image):
     return jnp.where(jnp.isfinite(best) & jnp.isfinite(y), y * weight, best)
 
 
-@op("RoiAlign", since=16, half="float32", heavy=True)
+@op("RoiAlign", since=16, half="float32", heavy=True, exact=("rois",))
 def roi_align(
     X, rois, batch_indices, *, coordinate_transformation_mode: RoiCoordinates = "half_pixel",
     mode: Literal["avg", "max"] = "avg", output_height=1, output_width=1, sampling_ratio=0, spatial_scale=1.0,
@@ -264,7 +261,7 @@ def roi_align_10(X, rois, batch_indices, *, mode: Literal["avg", "max"] = "avg",
     return roi_align(X, rois, batch_indices, coordinate_transformation_mode="output_half_pixel", mode=mode, **options)
 
 
-@op("MaxRoiPool", half="float32", heavy=True, unsharded=True)
+@op("MaxRoiPool", half="float32", heavy=True, unsharded=True, exact=("rois",))
 def max_roi_pool(X, rois, *, pooled_shape, spatial_scale=1.0):
     """The maximum of every bin of a region rounded to integer cells; an empty bin yields zero."""
     check_shape("X", X, "batch", "channels", "height", "width")
@@ -345,7 +342,7 @@ def _others(indices, kept, boxes, threshold):
     return indices[~overlap(kept[:, :, None], boxes.take(indices, 1)[:, None], threshold).any(0)]
 
 
-@op("NonMaxSuppression", since=10, limits="data-dependent output shape; not differentiable")
+@op("NonMaxSuppression", since=10, exact=("boxes", "scores"), limits="data-dependent output shape; not differentiable")
 def non_max_suppression(
     boxes: Static, scores: Static, max_output_boxes_per_class: Static = None, iou_threshold: Static = None,
     score_threshold: Static = None, *, center_point_box=0,
@@ -376,11 +373,9 @@ def pillow():
 
 
 @op(
-    "ImageDecoder",
-    since=20,
-    extra="image",
+    "ImageDecoder", since=20, extra="image",
     limits="needs the extra `image` (pillow); decodes the formats pillow supports",
-)
+)  # fmt: skip
 def image_decoder(encoded_stream: Static, *, pixel_format: Literal["RGB", "BGR", "Grayscale"] = "RGB"):
     """An encoded image as [height, width, channels]; an empty tensor if it cannot be decoded."""
     grey, images = pixel_format == "Grayscale", pillow()
