@@ -28,8 +28,7 @@ def relu(X):
 
 @op("PRelu", since=7, broadcasts=True, half="float32")
 def p_relu(X, slope):
-    shape = lax.broadcast_shapes(X.shape, slope.shape)
-    if shape != X.shape:
+    if lax.broadcast_shapes(X.shape, slope.shape) != X.shape:
         raise ValueError(f"slope of shape {slope.shape} does not broadcast to X of shape {X.shape}")
     return xp.where(X < 0, slope * X, X)
 
@@ -80,7 +79,7 @@ ACTIVATIONS: dict[tuple[str, int], Any] = {  # (name, since): function
     ("Swish", 24): swish,
 }
 for (_name, _since), _function in ACTIVATIONS.items():
-    op(_name, since=_since, half="float32")(_function)
+    op(_name, since=_since, half="float32", wide=_name == "Softplus")(_function)
 
 
 op("ScaledTanh", half="float32", limits=WITHDRAWN)(lambda input, *, alpha, beta: alpha * xp.tanh(beta * input))
@@ -166,8 +165,9 @@ def _along(body, default, *, rows):
 
 
 ALONG_AXES: dict[str, tuple[Any, Any]] = {  # softmax handles half precision itself
-    "Softmax": (softmax, "itself"), "LogSoftmax": (log_softmax, "float32"), "Hardmax": (_hardmax, "itself"),
+    "Softmax": (softmax, {"wide": True}), "LogSoftmax": (log_softmax, {"half": "float32", "wide": True}),
+    "Hardmax": (_hardmax, {"exact": ("input",)}),
 }  # fmt: skip
-for _name, (_body, _half) in ALONG_AXES.items():
-    op(_name, half=_half)(_along(_body, 1, rows=True))
-    op(_name, since=13, half=_half)(_along(_body, -1, rows=False))
+for _name, (_body, _options) in ALONG_AXES.items():
+    op(_name, **_options)(_along(_body, 1, rows=True))
+    op(_name, since=13, **_options)(_along(_body, -1, rows=False))

@@ -73,9 +73,7 @@ def cast_to(x, dtype, *, saturate=1, round_mode="up"):
             return _to_e8m0(x, saturate, round_mode)
         if saturate and dtype.name.startswith("float8_"):
             x = xp.clip(x, float(finfo(dtype).min), float(finfo(dtype).max))
-        if is_integer(dtype) and is_float(x.dtype):
-            return _truncated(x, dtype)
-        return x.astype(dtype)
+        return _truncated(x, dtype) if is_integer(dtype) and is_float(x.dtype) else x.astype(dtype)
 
 
 def _truncated(x, dtype):
@@ -161,13 +159,13 @@ def cast(input, *, to, saturate=1, round_mode: Rounding = "up"):
     return cast_to(input, to_dtype(to, "to"), saturate=saturate, round_mode=round_mode)
 
 
-@op("CastLike", since=15, limits=f"{_UNDEFINED}; strings and float6 on the host")
+@op("CastLike", since=15, exact=("input",), limits=f"{_UNDEFINED}; strings and float6 on the host")
 def cast_like(input, target_type: Shaped, *, saturate=1, round_mode: Rounding = "up"):
     symbolic = target_type.dtype == object and not is_string(target_type)
     return cast_to(input, np.int64 if symbolic else target_type.dtype, saturate=saturate, round_mode=round_mode)
 
 
-@op("BitCast", since=26, limits="strings and types of different widths are unsupported")
+@op("BitCast", since=26, wide=True, exact=("input",), limits="strings and types of different widths are unsupported")
 def bit_cast(input, *, to):
     dtype = to_dtype(to, "to")
     widths = [next(row.bits for row in ELEMENT_TYPES.values() if row.dtype == d) for d in (input.dtype, dtype)]

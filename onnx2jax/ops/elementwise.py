@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import operator
 from functools import reduce
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -29,10 +29,8 @@ def broadcast_operands(*values):
     types = {v.dtype for v in values if v.dtype != object}
     arrays = [materialize_dims(v, *types) if len(types) == 1 else materialize_dims(v) for v in values]
     shape = lax.broadcast_shapes(*(v.shape for v in arrays))
-    return [
-        v if v.shape == shape else lax.broadcast_in_dim(v, shape, range(len(shape) - v.ndim, len(shape)))
-        for v in arrays
-    ]
+    rank = len(shape)
+    return [v if v.shape == shape else lax.broadcast_in_dim(v, shape, range(rank - v.ndim, rank)) for v in arrays]
 
 
 def numpy_or_jax(numpy_function, jax_function, object_function=None):
@@ -116,8 +114,11 @@ UNARY = {
     "Tan": (7, "input", np.tan, lax.tan),
     "Tanh": (1, "input", np.tanh, lax.tanh),
 }
-for _name, (_since, _input, _numpy, _lax) in UNARY.items():
-    op(_name, since=_since)(taking(_input)(numpy_or_jax(_numpy, _lax)))
+_WIDE = frozenset({"Cosh", "Exp", "Log", "Reciprocal", "Sinh", "Sqrt", "Tanh"})
+_EXACT = frozenset({"Ceil", "Cos", "Floor", "Round", "Sin", "Tan"})
+for _name, (_since, _input, *_functions) in UNARY.items():
+    _traits: Any = {"wide": _name in _WIDE, "exact": (_input,) if _name in _EXACT else ()}
+    op(_name, since=_since, **_traits)(taking(_input)(numpy_or_jax(*_functions)))
 
 
 def _on_dims(function):
@@ -134,8 +135,7 @@ def _on_dims(function):
 def _quotient(a, b):
     if not is_integer(a.dtype):
         return np.divide(a, b)
-    floor = a // b
-    result = floor + ((a % b != 0) & ((a < 0) != (b < 0))).astype(a.dtype)
+    result = a // b + ((a % b != 0) & ((a < 0) != (b < 0))).astype(a.dtype)
     return np.where(b == 0, ~a.dtype.type(0), result)  # undefined in ONNX; all bits set, as in XLA
 
 
@@ -147,12 +147,13 @@ def _remainder(a, b):
 binary("Add", np.add, lax.add, merges="sums")
 binary("Sub", np.subtract, lax.sub, merges="sums")
 binary("Mul", np.multiply, lax.mul, merges="products")
+_MOD_LIMITS = f"integers by zero give the dividend, as in XLA; {_DIVISOR}"
 _DIVIDE_LIMITS = f"integers by zero give -1 (all bits set), as in XLA; {_DIVISOR}"
 divide = binary("Div", _quotient, lax.div, _on_dims(operator.floordiv), merges="products", limits=_DIVIDE_LIMITS)
 remainder = numpy_or_jax(_remainder, lax.rem, _on_dims(operator.mod))
 
 
-@op("Mod", since=10, broadcasts=True, limits=f"integers by zero give the dividend, as in XLA; {_DIVISOR}")
+@op("Mod", since=10, broadcasts=True, exact=("A", "B"), limits=_MOD_LIMITS)
 def mod(A, B, *, fmod=0):
     """A - B * quotient; fmod=1 truncates the quotient, fmod=0 floors it (the result has the sign of B)."""
     result = remainder(A, B)
@@ -165,7 +166,7 @@ def mod(A, B, *, fmod=0):
 _POWERS = "integers to a negative power truncate; the derivative with respect to Y is 0 where X < 0"
 
 
-@op("Pow", since=7, broadcasts=True, limits=_POWERS)
+@op("Pow", since=7, broadcasts=True, wide=True, limits=_POWERS)
 def pow(X, Y):
     """X ** Y in the dtype of X."""
     if is_known(Y) and not is_known(X) and math.prod(Y.shape) == 1 and Y.dtype != object:
@@ -177,9 +178,8 @@ def pow(X, Y):
         if is_float(Y.dtype):
             return cast_to(_float_pow(X.astype(np.float64), Y.astype(np.float64)), X.dtype)
         return _integer_pow(X, Y)
-    wide = X.dtype
-    if wide != Y.dtype:
-        wide = np.dtype(np.float32 if X.dtype.itemsize < 4 and Y.dtype.itemsize < 4 else np.float64)
+    narrow = X.dtype.itemsize < 4 and Y.dtype.itemsize < 4
+    wide = X.dtype if X.dtype == Y.dtype else np.dtype(np.float32 if narrow else np.float64)
     return cast_to(_float_pow(X.astype(wide), Y.astype(wide)), X.dtype)
 
 
@@ -267,13 +267,13 @@ def _erf_numpy(x):
 _gauss = numpy_or_jax(_erf_numpy, compat.erf)
 
 
-@op("Erf", since=9)
+@op("Erf", since=9, wide=True)
 def erf(input):
     """The error function; integers (opset 9) are truncated."""
     return cast_to(_gauss(input if is_float(input.dtype) else input.astype(np.float64)), input.dtype)
 
 
-@op("IsInf", since=10)
+@op("IsInf", since=10, exact=("X",))
 def is_inf(X, *, detect_negative=1, detect_positive=1):
     x = X.astype(np.float32) if X.dtype.itemsize == 1 else X
     return (x == np.inf) & bool(detect_positive) | (x == -np.inf) & bool(detect_negative)
@@ -318,11 +318,11 @@ def _certainly_equal(a, b):
 binary("And", np.logical_and, lax.bitwise_and)
 binary("Or", np.logical_or, lax.bitwise_or)
 binary("Xor", np.logical_xor, lax.bitwise_xor)
-binary("Equal", np.equal, lax.eq, np.vectorize(_certainly_equal, otypes=[bool]))
-binary("Greater", np.greater, lax.gt)
-binary("Less", np.less, lax.lt)
-binary("GreaterOrEqual", np.greater_equal, lax.ge, since=12)
-binary("LessOrEqual", np.less_equal, lax.le, since=12)
+binary("Equal", np.equal, lax.eq, np.vectorize(_certainly_equal, otypes=[bool]), exact=("A", "B"))
+binary("Greater", np.greater, lax.gt, exact=("A", "B"))
+binary("Less", np.less, lax.lt, exact=("A", "B"))
+binary("GreaterOrEqual", np.greater_equal, lax.ge, since=12, exact=("A", "B"))
+binary("LessOrEqual", np.less_equal, lax.le, since=12, exact=("A", "B"))
 binary("BitwiseAnd", np.bitwise_and, lax.bitwise_and, since=18)
 binary("BitwiseOr", np.bitwise_or, lax.bitwise_or, since=18)
 binary("BitwiseXor", np.bitwise_xor, lax.bitwise_xor, since=18)

@@ -81,7 +81,7 @@ def batch_normalization(
     return y[:3] if training_mode else y
 
 
-@op("InstanceNormalization", unsharded=True, half="float32")
+@op("InstanceNormalization", unsharded=True, half="float32", wide=True)
 def instance_normalization(input, scale, B, *, epsilon=1e-5):
     y, _, _ = standardize(input, tuple(range(2, input.ndim)), epsilon)
     return y * _per_channel(scale, input) + _per_channel(B, input)
@@ -96,7 +96,7 @@ def _stash(x, stash_type):
     return widen(x.astype(to_dtype(stash_type, "stash_type")))
 
 
-@op("LayerNormalization", unsharded=True, limits="below opset 17 as in onnxruntime")
+@op("LayerNormalization", unsharded=True, wide=True, limits="below opset 17 as in onnxruntime")
 def layer_normalization(X, Scale, B=None, *, axis=-1, epsilon=1e-5, stash_type=1):
     """LayerNormalization; statistics are computed in ``stash_type``, scale and bias applied in the dtype of X."""
     normalized, mean, inverse = standardize(_stash(X, stash_type), _from_axis(X, axis), epsilon)
@@ -105,7 +105,7 @@ def layer_normalization(X, Scale, B=None, *, axis=-1, epsilon=1e-5, stash_type=1
     return y.astype(X.dtype), mean.astype(stash), inverse.astype(stash)
 
 
-@op("RMSNormalization", since=23)
+@op("RMSNormalization", since=23, wide=True)
 def rms_normalization(X, scale, *, axis=-1, epsilon=1e-5, stash_type=1):
     y, _, _ = standardize(_stash(X, stash_type), _from_axis(X, axis), epsilon, center=False)
     return y.astype(scale.dtype) * scale
@@ -115,7 +115,7 @@ _PER_CHANNEL = "GroupNormalization of opset 21, whose scale and bias are per cha
 deprecated("GroupNormalization", since=18, instead=_PER_CHANNEL)
 
 
-@op("GroupNormalization", since=21)
+@op("GroupNormalization", since=21, wide=True)
 def group_normalization(X, scale, bias, *, epsilon=1e-5, num_groups, stash_type=1):
     if X.shape[1] % num_groups:
         raise ValueError(f"num_groups ({num_groups}) does not divide the {X.shape[1]} channels of X {X.shape}")
@@ -124,7 +124,7 @@ def group_normalization(X, scale, bias, *, epsilon=1e-5, num_groups, stash_type=
     return y * _per_channel(scale, X) + _per_channel(bias, X)
 
 
-@op("MeanVarianceNormalization", since=9, half="float32")
+@op("MeanVarianceNormalization", since=9, half="float32", wide=True)
 def mean_variance_normalization(X, *, axes=(0, 2, 3)):
     """(X - mean) / (standard deviation + 1e-9); the epsilon is that of ONNX's function body."""
     axes = axes_of(axes, X.ndim)
@@ -145,7 +145,7 @@ def root(x, p=2):
     return xp.where(x != 0, xp.sqrt(safe) if p == 2 else safe ** (1 / p), 0)
 
 
-@op("LpNormalization", unsharded=True, half="float32")
+@op("LpNormalization", unsharded=True, half="float32", wide=True)
 def lp_normalization(input, *, axis=-1, p: Literal[1, 2] = 2):
     """x / ||x||, and zero where the norm is zero."""
     axis = axis_of(axis, input.ndim)
@@ -153,7 +153,7 @@ def lp_normalization(input, *, axis=-1, p: Literal[1, 2] = 2):
     return input / xp.where(norm == 0, 1, norm)
 
 
-@op("LRN", half="float32")
+@op("LRN", half="float32", wide=True)
 def lrn(X, *, alpha=1e-4, beta=0.75, bias=1.0, size):
     x, rest = jnp.asarray(X), X.ndim - 2
     pads, window = [(0, 0), ((size - 1) // 2, size // 2), *[(0, 0)] * rest], [1, size, *[1] * rest]

@@ -23,7 +23,6 @@ ROUNDED: Final = frozenset({"BipolarQuant", "FloatQuant", "IntQuant", "Quant", "
 """The operators, all with the gradient of what they round."""
 
 _HALF = "float16 and bfloat16 are computed in float32"
-_BIPOLAR = f"{_HALF}; the gradient is that of `X * scale`, as of Brevitas' BinaryQuant"
 
 
 def _registered(name, since=1, limits=_HALF):
@@ -132,7 +131,7 @@ def int_quant(X, scale, zeropt, bitwidth: Static, *, signed=1, narrow=0, roundin
     return ((y - zero) * scale).astype(X.dtype)
 
 
-@_registered("BipolarQuant", limits=_BIPOLAR)
+@_registered("BipolarQuant", limits=f"{_HALF}; the gradient is that of `X * scale`, as of Brevitas' BinaryQuant")
 def bipolar_quant(X, scale):
     """``scale`` where X is at least 0, else ``-scale``."""
     x, scale = _floats(X, scale)

@@ -41,7 +41,7 @@ def _extreme(dtype, largest):
 
 
 _sum = _folding(np.add, lax.reduce_sum, lambda _: 0)
-_prod = _folding(np.multiply, lax.reduce_prod, lambda _: 1)
+
 _max = _folding(np.maximum, lax.reduce_max, lambda dtype: _extreme(dtype, largest=False))
 _min = _folding(np.minimum, lax.reduce_min, lambda dtype: _extreme(dtype, largest=True))
 
@@ -72,7 +72,7 @@ def _log_sum_exp(x, axes):
 
 REDUCTIONS = {  # name: (function of data and axes, whether integers are computed in float64, limits)
     "ReduceSum": (_sum, False, ""),
-    "ReduceProd": (_prod, False, ""),
+    "ReduceProd": (_folding(np.multiply, lax.reduce_prod, lambda _: 1), False, ""),
     "ReduceMax": (_max, False, "of no elements: the least value of the dtype (-inf for floats)"),
     "ReduceMin": (_min, False, "of no elements: the greatest value of the dtype (inf for floats)"),
     "ReduceMean": (_mean, False, "of no elements: NaN for floats, integers raise"),
@@ -99,7 +99,7 @@ def _reduction(body, in_float):
 
 
 for _name, (_body, _in_float, _limits) in REDUCTIONS.items():
-    op(_name, half="float32", limits=_limits)(_reduction(_body, _in_float))
+    op(_name, half="float32", wide=_body not in (_max, _min), limits=_limits)(_reduction(_body, _in_float))
 
 
 def _arg_extremum(*, least):
@@ -113,8 +113,8 @@ def _arg_extremum(*, least):
     return arg_extremum
 
 
-op("ArgMax", half="float32")(_arg_extremum(least=False))
-op("ArgMin", half="float32")(_arg_extremum(least=True))
+op("ArgMax", half="float32", exact=("data",))(_arg_extremum(least=False))
+op("ArgMin", half="float32", exact=("data",))(_arg_extremum(least=True))
 
 
 def _cumulative(name, start):
@@ -133,8 +133,8 @@ def _cumulative(name, start):
     return cumulative
 
 
-op("CumSum", since=11, half="float32")(_cumulative("cumsum", 0))
-op("CumProd", since=26, half="float32")(_cumulative("cumprod", 1))
+op("CumSum", since=11, half="float32", wide=True)(_cumulative("cumsum", 0))
+op("CumProd", since=26, half="float32", wide=True)(_cumulative("cumprod", 1))
 
 
 def _rank_key(x, largest):
@@ -156,7 +156,7 @@ def _order(x, largest):
     return x.shape[-1] - 1 - np.flip(np.argsort(np.flip(x, -1), -1, kind="stable"), -1)
 
 
-@op("TopK", since=10, limits="sorted=0 also sorts; NaN sorts as the greatest value")
+@op("TopK", since=10, exact=("X",), limits="sorted=0 also sorts; NaN sorts as the greatest value")
 def top_k(X, K: Static, *, axis=-1, largest=1, sorted=1):
     """(values, indices) of the k greatest or least elements; ties are ordered by index."""
     del sorted  # sorted=0 permits any order
@@ -185,7 +185,7 @@ _PADDED = (
 )
 
 
-@op("NonZero", since=9, limits=_PADDED)
+@op("NonZero", since=9, exact=("X",), limits=_PADDED)
 def non_zero(X: StaticIfKnown, *, dropped):
     """The indices of what is not zero; of a traced X padded with indices out of range, if scatters drop them."""
     if is_traced(X):

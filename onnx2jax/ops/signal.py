@@ -36,7 +36,7 @@ def _count(value):
     return count
 
 
-@op("DFT", since=20, half="float32", heavy=True, unsharded=True)
+@op("DFT", since=20, half="float32", heavy=True, unsharded=True, wide=True)
 def dft(input, dft_length: Static = None, axis: Static = None, *, inverse=0, onesided=0):
     """The discrete Fourier transform along one axis."""
     axis = axis_of(-2 if axis is None else np.asarray(axis).item(), input.ndim)
@@ -61,7 +61,7 @@ def dft_17(input, dft_length: Static = None, *, axis=1, inverse=0, onesided=0):
     return dft(input, dft_length, axis, inverse=inverse, onesided=onesided)
 
 
-@op("STFT", since=17, half="float32", heavy=True, unsharded=True)
+@op("STFT", since=17, half="float32", heavy=True, unsharded=True, wide=True)
 def stft(signal, frame_step: Static, window=None, frame_length: Static = None, *, onesided=1):
     """The short-time Fourier transform: [batch, length, 1 or 2] -> [batch, frames, bins, 2]."""
     if signal.ndim == 2:  # real, as exported by PyTorch and accepted by onnxruntime
@@ -75,9 +75,7 @@ def stft(signal, frame_step: Static, window=None, frame_length: Static = None, *
         raise ValueError(f"frame_step ({step}) or frame_length ({length}) is invalid for length {signal.shape[1]}")
     starts = np.arange(0, signal.shape[1] - length + 1, step)
     frames = signal[:, starts[:, None] + np.arange(length)]
-    if window is not None:
-        frames = frames * window[:, None]
-    return dft(frames, axis=2, onesided=onesided)
+    return dft(frames if window is None else frames * window[:, None], axis=2, onesided=onesided)
 
 
 def _cosine_window(a0, a1, a2):
@@ -106,8 +104,7 @@ def mel_weight_matrix(
 ):
     """Triangular filters [bins, mels], evenly spaced on the mel scale, for a one-sided spectrum."""
     mels, length = _count(num_mel_bins), _count(dft_length)
-    scalars = sample_rate, lower_edge_hertz, upper_edge_hertz
-    rate, low, high = (x.reshape(()).astype(np.float64) for x in scalars)
+    rate, low, high = (x.reshape(()).astype(np.float64) for x in (sample_rate, lower_edge_hertz, upper_edge_hertz))
     low, high = (2595 * xp.log10(1 + hertz / 700) for hertz in (low, high))
     # The specification does not define the spacing; the runtimes divide the range by the number of edges.
     mel = low + np.arange(mels + 2.0) * ((high - low) / (mels + 2))

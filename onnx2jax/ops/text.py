@@ -50,8 +50,6 @@ def string_split(X: Static, *, delimiter="", maxsplit=None):
     return _padded(rows, X.shape, ""), np.array([len(r) for r in rows], np.int64).reshape(X.shape)
 
 
-# Languages whose case mapping differs from Unicode's default.
-_SPECIAL_CASING = ("tr", "az", "lt")
 Case = Literal["NONE", "LOWER", "UPPER"]
 
 
@@ -61,7 +59,8 @@ _LOCALES = "Unicode's default case mapping only: case changes in the locales tr,
 @op("StringNormalizer", since=10, limits=_LOCALES)
 def string_normalizer(X: Static, *, case_change_action: Case = "NONE", is_case_sensitive=0, locale=None, stopwords=()):
     """StringNormalizer: removes stop words, then changes case; an empty result becomes one empty string."""
-    if locale is not None and locale[:2].lower() in _SPECIAL_CASING and case_change_action != "NONE":
+    # Languages whose case mapping differs from Unicode's default.
+    if locale is not None and locale[:2].lower() in ("tr", "az", "lt") and case_change_action != "NONE":
         raise NotImplementedError(f"only Unicode's default case mapping is supported (locale is {locale!r})")
     if X.ndim not in (1, 2) or (X.ndim == 2 and X.shape[0] != 1):
         raise ValueError(f"the input must have shape [C] or [1, C] (it has {X.shape})")

@@ -33,13 +33,13 @@ def _reduced(log_prob, target, weight, ignore_index, reduction):
     return xp.sum(loss) / xp.sum(counted) if reduction == "mean" else xp.sum(loss)
 
 
-@op("NegativeLogLikelihoodLoss", since=12, half="float32")
+@op("NegativeLogLikelihoodLoss", since=12, half="float32", wide=True)
 def negative_log_likelihood_loss(input, target, weight=None, *, ignore_index=None, reduction: Reduction = "mean"):
     """-input[label] * weight[label]; the mean divides by the sum of the weights that are not ignored."""
     return _reduced(input, target, weight, ignore_index, reduction)
 
 
-@op("SoftmaxCrossEntropyLoss", since=12, half="float32")
+@op("SoftmaxCrossEntropyLoss", since=12, half="float32", wide=True)
 def softmax_cross_entropy_loss(scores, labels, weights=None, *, ignore_index=None, reduction: Reduction = "mean"):
     """The negative log-likelihood of the labels under softmax(scores), and log(softmax(scores))."""
     log_prob = log_softmax(scores, axes=(1,))
