@@ -70,8 +70,11 @@ class Traits(TypedDict, total=False):
             model's shapes depend on data.
         product: a convolution or matrix product: heavy, and computed in ``convert(dtype=)`` and ``compute_dtype``.
         wide: operands and results stay float32 there: it needs float32's range (powers, exponentials, logarithms) or
-            precision (long sums, norms, losses). See ir/precision.py.
-        exact: inputs that stay float32 there, and what they are computed from: angles, coordinates, scales.
+            precision (long sums, norms, losses), or quantizes activations by their range, where rounding would flip
+            8-bit codes. See ir/precision.py.
+        exact: inputs that stay float32 there, and what they are computed from: angles, coordinates, scales, and what is
+            compared, ranked, looked up or truncated, where a rounded 257 would be another position or id. So do inputs
+            whose values decide shapes (``Static``) and what is cast to an integer or a string.
         broadcasts: its inputs broadcast against each other, so their shards must be on the same devices (rule DV-16).
         unsharded: ONNX defines no sharding of it (rule DV-18).
         labels: the attribute of integer class labels of a classifier; its first output are labels, and
@@ -189,16 +192,12 @@ class Registration:
         """The operator: the same object at each look-up, in all threads."""
         with _LOCK:
             if "_operator" not in vars(self):
-                vars(self)["_operator"] = self._described()
+                key, function = (self.domain, self.name, self.since), self.function
+                declared: dict[str, Any] = {} if function is None else described(self.domain, function)
+                if self.module:
+                    _BUILT_IN[key] = function
+                vars(self)["_operator"] = Operator(*key, function, **declared, instead=self.instead, **self.traits)
             return vars(self)["_operator"]
-
-    def _described(self) -> Operator:
-        function, declared = self.function, dict[str, Any]()
-        if function is not None:
-            declared = described(self.domain, function)
-        if self.module:
-            _BUILT_IN[self.domain, self.name, self.since] = function
-        return Operator(self.domain, self.name, self.since, function, **declared, instead=self.instead, **self.traits)
 
 
 _LOCK: Final = threading.RLock()

@@ -33,15 +33,14 @@ def written() -> str:
     for (domain, name), module in sorted(registered().items()):
         names[module, domain].append(name)
     domains: dict[tuple[str, str], list[str]] = defaultdict(list)  # operators may have equal names in several
-    for (module, domain), found in sorted(names.items()):
-        domains[module, " ".join(found)].append(domain)
+    for (module, domain), operators in sorted(names.items()):
+        domains[module, " ".join(operators)].append(domain)
     rows = ""
-    for (module, found), several in domains.items():
+    for (module, words), several in domains.items():
         key = ", ".join(f'"{part}"' for part in (module, *several))
-        line = f'    ({key}): "{found}",'
+        line = f'    ({key}): "{words}",'
         if len(line) > 120:
-            wrapped = textwrap.wrap(found, 117, initial_indent=" " * 8, subsequent_indent=" " * 8)
-            line = f'    ({key}): """\n' + "\n".join(wrapped) + '""",'
+            line = textwrap.fill(f'    ({key}): """{words}""",', 120, subsequent_indent=" " * 8)
         rows += line + "\n"
     start, end = "_NAMES: Final[Mapping[tuple[str, ...], str]] = {\n", "}\n\nMODULES"
     source = TARGET.read_text(encoding="utf-8")
