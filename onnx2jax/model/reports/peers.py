@@ -12,14 +12,19 @@ from typing import Any, Final
 import numpy as np
 
 from ... import compat
-from ...errors import InputNameError, UnsupportedError, did_you_mean
+from ...errors import UnsupportedError
 from ...ir.graph import Graph, Node
 from ...proto.dtypes import to_code
 from ...proto.messages import TensorProto, ValueInfoProto
 from ...proto.tensors import from_array
 from ..files.save import save
 
-NAMES: Final = ("onnxruntime", "reference")
+REFUSALS: Final = {
+    "onnxruntime": ("onnxruntime", "Try another implementation: verify(against='reference')"),
+    "reference": ("ONNX's reference implementation", "Compare with test data or, if it takes the model, onnxruntime"),
+}
+"""The start and the end of the message that an implementation does not take a model."""
+NAMES: Final = tuple(REFUSALS)
 THREADED: Final = "DynamicQuantizeLSTM"
 """onnxruntime quantises the hidden states of some sequences at a time: those that a thread computes."""
 InnerGraph = tuple[str, str, int]
@@ -85,8 +90,8 @@ class Peer:
             options.log_severity_level = 4
             options.intra_op_num_threads = self._threads
             self._session = library.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-            self.inputs = {v.name for v in self._session.get_inputs()}
-            self.inputs |= {v.name for v in self._session.get_overridable_initializers()}
+            inputs = (*self._session.get_inputs(), *self._session.get_overridable_initializers())
+            self.inputs = {v.name for v in inputs}
             self.outputs = [v.name for v in self._session.get_outputs()]
         else:
             compat.optional("onnx.reference", "verify")
@@ -108,24 +113,8 @@ class Peer:
         return dict(zip(self.outputs, results, strict=True))
 
     def _refusal(self, what: str, e: Exception) -> UnsupportedError:
-        if self.name == "reference":
-            who = "ONNX's reference implementation"
-            other = "Compare with test data or, if it takes the model, onnxruntime"
-        else:
-            who, other = self.name, "Try another implementation: verify(against='reference')"
+        who, other = REFUSALS[self.name]
         return UnsupportedError(f"{who} {what}: {e}\n{other}")
-
-
-def checked(name: str) -> str:
-    """The name of a peer.
-
-    Raises:
-        InputNameError: the name is unknown.
-    """
-    if name not in NAMES:
-        valid = f"{' or '.join(map(repr, NAMES))}, or a folder of test data"
-        raise InputNameError(f"against is {name!r}; pass {valid}{did_you_mean(name, NAMES)}")
-    return name
 
 
 def step_into(node: Node, graph: Graph) -> InnerGraph:

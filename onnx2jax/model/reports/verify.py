@@ -11,9 +11,8 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections import ChainMap
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +20,7 @@ import jax
 import numpy as np
 
 from ... import progress
-from ...errors import UnsupportedError
+from ...errors import InputNameError, UnsupportedError, did_you_mean
 from ...eval.values import to_host
 from ...ir import analysis
 from ...ir.casts import NARROWER
@@ -32,7 +31,7 @@ from ..changes.parts import node_outputs, with_graph
 from .comparison import Comparison, compared, described, magnitude
 from .explanations import CLASSIFIERS, SATURATES, SCALES, TIED, amplified, distances, in_double, tied, unsaturated
 from .inner_calls import calls
-from .peers import NAMES, InnerGraph, Peer, checked, step_into
+from .peers import NAMES, InnerGraph, Peer, step_into
 from .samples import data_sets, in_types, random_values, read_values
 from .verification import Difference, Verification
 
@@ -68,13 +67,16 @@ def verify(
         sets, recorded = data_sets(against), True
         if not sets:
             raise FileNotFoundError(f"{str(against)!r} has no test data: no input_0.pb, and no test_data_set_0")
-    if not recorded:
-        checked(str(against))
+    if not recorded and against not in NAMES:
+        valid = f"{' or '.join(map(repr, NAMES))}, or a folder of test data"
+        raise InputNameError(f"against is {str(against)!r}; pass {valid}{did_you_mean(str(against), NAMES)}")
     if inputs is not None:
         sets = sets[:1]
     feeds_of_sets: dict[str, tuple[dict[str, Any], Path | None]] = {}
+    # in the order of the file, which is the order of test data
+    required = [v for v in model.graph.inputs if v.name not in model.graph.initializers]
     for data_set in sets:
-        feeds = read_values(data_set, "input", _free(model)) if inputs is None else dict(inputs)
+        feeds = read_values(data_set, "input", required) if inputs is None else dict(inputs)
         feeds_of_sets[data_set.name] = feeds, data_set if recorded else None
     if not sets:
         rng = np.random.default_rng(seed)
@@ -93,14 +95,28 @@ def _check(model: Any) -> None:
         )
 
 
-def _free(model: Any) -> list[ValueInfo]:
-    """The inputs that are no initializers, in the order of the file, which is the order of test data."""
-    return [v for v in model.graph.inputs if v.name not in model.graph.initializers]
-
-
 def in_types_of_file(model: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
     """The inputs with tensors as NumPy arrays of the types in the file, which other implementations require."""
     return in_types(feeds, (*model.inputs, *map(to_value_info, model.origin.open().message.graph.input)))
+
+
+@dataclass(frozen=True)
+class _ComparedGraph:
+    """A graph in both implementations: each node of ours reads the other's values.
+
+    Attributes:
+        graph: a main graph, or the inner one to which ``steps`` lead.
+        steps: see ``Peer``.
+        scope: the graph's inputs, outer values that it reads, and the other's results, by name.
+        ours: our results by name.
+        nodes: their comparisons.
+    """
+
+    graph: Graph
+    steps: tuple[InnerGraph, ...]
+    scope: Mapping[str, Any]
+    ours: Mapping[str, Any]
+    nodes: Sequence[Comparison]
 
 
 class _Verifier:
@@ -158,11 +174,10 @@ class _Verifier:
         self, feeds: Mapping[str, Any], outputs: Sequence[Comparison]
     ) -> tuple[list[Comparison], Difference | None, dict[str, Comparison]]:
         """Comparisons of the main graph's nodes on the other's operands, the difference, and outputs it explains."""
-        graph = self.model.graph
-        nodes, ours, scope = self._node_by_node(graph, feeds)
-        first = self._first(graph, (), scope, nodes, ours)
-        nodes = [c if c.ok or c.value not in self.saturated else replace(c, ok=True, why=SATURATES) for c in nodes]
-        if first is not None or graph.differentiates or all(c.ok for c in outputs):
+        run = self._node_by_node(self.model.graph, feeds)
+        first, scope = self._first(run), run.scope
+        nodes = [replace(c, ok=True, why=SATURATES) if not c.ok and c.value in self.saturated else c for c in run.nodes]
+        if first is not None or run.graph.differentiates or all(c.ok for c in outputs):
             return nodes, first, {}
         inputs = {n: v for n, v in feeds.items() if n not in self.model.static}
         values = {n: to_host(v) for n, v in self.model.values(**inputs).items()}
@@ -172,13 +187,14 @@ class _Verifier:
             exact = in_double(self.model, inputs)
             texts = {n: distances(exact.get(n), values[n], scope[n]) for n in told}
             self.notes.extend(f"{n!r}: {text}" for n, text in texts.items() if text)
-        return nodes, self._accumulated(values, scope) if left else None, reasons
+        return nodes, self._accumulated(replace(run, ours=values)) if left else None, reasons
 
     def _reasons(
         self, ours: Mapping[str, Any], theirs: Mapping[str, Any], outputs: Sequence[Comparison]
     ) -> dict[str, Comparison]:
         """The outputs that differ although no node does, where roundings explain it."""
         reasons: dict[str, Comparison] = {}
+        values = self._values(self.model.graph, theirs)
         for c in outputs:
             if c.ok or c.value not in theirs or c.value not in ours:
                 continue
@@ -187,7 +203,7 @@ class _Verifier:
                 reasons[c.value] = replace(c, ok=True, why=TIED)
             if c.absolute is None or c.value in reasons:
                 continue
-            again = self._on_operands(behind[-1], c.value, ours[c.value], theirs, self.random) if behind else c
+            again = self._on_operands(behind[-1], c.value, ours[c.value], values, self.random) if behind else c
             rounding = [node for node in behind if _rounds(node) or node.op_type in SCALES]
             saturated = sum(not self.saturated.isdisjoint(node.outputs) for node in behind)
             if again.ok:
@@ -206,49 +222,41 @@ class _Verifier:
         known = {n: c for n, c in reasons.items() if compared(n, usual[n], recorded[n], **self.limits).ok}
         return {n: c if c.why else replace(c, why=OPTIMISED) for n, c in known.items()}
 
-    def _on_operands(self, node: Node, name: str, ours: Any, scope: Mapping[str, Any], drawn: Any) -> Comparison:
+    def _on_operands(self, node: Node, name: str, ours: Any, values: Mapping[str, Any], drawn: Any) -> Comparison:
         """The comparison of a node's output, by the size of its operands too if that matters."""
-        comparison = self._compared(node, name, ours, scope[name], drawn)
-        if not comparison.ok and node.op_type in CLASSIFIERS and tied([node], ours, scope[name], scope):
+        comparison = self._compared(node, name, ours, values[name], drawn)
+        if not comparison.ok and node.op_type in CLASSIFIERS and tied([node], ours, values[name], values):
             return replace(comparison, ok=True, why=TIED)
         if comparison.ok or comparison.absolute is None:
             return comparison
-        values = ChainMap(dict(scope), dict(self.model.params), dict(self.model.graph.initializers))
         sizes = [magnitude(to_host(values[n])) for n in node.inputs if n in values]
-        product = node.op_type in PRODUCTS
-        scale = math.prod(sizes[:2]) if product else max(sizes, default=0.0)
+        scale = math.prod(sizes[:2]) if node.op_type in PRODUCTS else max(sizes, default=0.0)
         if node.op_type == "Div" or (node.op_type in ROUNDED_ONCE and self.limits["dtype"] is None):
             scale = 0.0
-        comparison = self._compared(node, name, ours, scope[name], (), scale=scale, rounds=_rounds(node))
+        comparison = self._compared(node, name, ours, values[name], (), scale=scale, rounds=_rounds(node))
         if comparison.ok or comparison.absolute is None or node.op_type not in SCALES:
             return comparison
-        nearer = amplified(self.model, node, values, name, ours, scope[name])
-        explained = compared(name, nearer, scope[name], **self.limits).ok
+        nearer = amplified(self.model, node, values, name, ours, values[name])
+        explained = compared(name, nearer, values[name], **self.limits).ok
         return replace(comparison, ok=True, why=AMPLIFIES) if explained else comparison
 
-    def _accumulated(self, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Difference | None:
+    def _accumulated(self, run: _ComparedGraph) -> Difference | None:
         """The first output of a node that differs in a run of the whole model."""
-        for node in self.model.graph.nodes:
+        for node in run.graph.nodes:
             for name in node.outputs:
-                if name in theirs:
-                    comparison = self._compared(node, name, ours[name], theirs[name], self.random)
+                if name in run.scope:
+                    comparison = self._compared(node, name, run.ours[name], run.scope[name], self.random)
                     if not comparison.ok:
-                        operands = self._operands(self.model.graph, node, theirs, ours)
-                        return Difference(str(node), name, comparison, operands, accumulated=True)
+                        return Difference(str(node), name, comparison, self._operands(run, node), accumulated=True)
         return None
 
     def _node_by_node(
         self, graph: Graph, feeds: Mapping[str, Any], steps: tuple[InnerGraph, ...] = ()
-    ) -> tuple[list[Comparison], dict[str, Any], dict[str, Any]]:
-        """Comparisons of a graph's nodes on the other's operands, our results, and the other's with the feeds, by name.
+    ) -> _ComparedGraph:
+        """The run of a graph, the main one or an inner one, on its inputs and the outer values that it reads.
 
         Values that nothing reads are left out: a mask of Dropout from opset 7, say, which implementations fill as they
         like.
-
-        Args:
-            graph: a main graph, or the inner one to which ``steps`` lead.
-            feeds: its inputs, and for an inner one the outer values that it reads.
-            steps: see ``Peer``.
         """
         theirs = Peer(self.peer, self.model, every=True, steps=steps, feeds=feeds).run(feeds)
         scope = {**feeds, **theirs}
@@ -261,12 +269,12 @@ class _Verifier:
         program, operands = specialised(self.model, shown, operands)
         rng = jax.random.key(0) if graph.draws else None
         ours = dict(zip(names, program.run(None, operands, rng=rng), strict=True))
-        values = {**self._weights(graph), **scope}
+        values = self._values(graph, scope)
         drawn = self.drawn if not steps else names if graph.draws else ()
         nodes = [self._on_operands(graph.producers[n], n, ours[n], values, drawn) for n in names]
         if self.peer == "onnxruntime":
             nodes = [c if c.ok else self._saturating(c, graph.producers[c.value], ours, values, steps) for c in nodes]
-        return nodes, ours, scope
+        return _ComparedGraph(graph, steps, scope, ours, nodes)
 
     def _saturating(
         self, c: Comparison, node: Node, ours: Mapping[str, Any], values: Mapping[str, Any], steps: Any
@@ -280,51 +288,46 @@ class _Verifier:
             self.notes.append(f"{node}: {SATURATES}")
         return replace(c, ok=True, why=SATURATES)
 
-    def _first(
-        self,
-        graph: Graph,
-        steps: tuple[InnerGraph, ...],
-        scope: Mapping[str, Any],
-        nodes: Sequence[Comparison],
-        ours: Any,
-    ) -> Difference | None:
-        """The difference among the comparisons of a graph's nodes, or inside one of them."""
-        wrong = {c.value: c for c in nodes if not c.ok}
+    def _first(self, run: _ComparedGraph) -> Difference | None:
+        """The difference among the nodes of a graph, or inside one of them."""
+        wrong = {c.value: c for c in run.nodes if not c.ok}
         if not wrong:
             return None
         sizes = {n: np.inf if c.relative is None else c.relative for n, c in wrong.items()}
         value = next(n for n, size in sizes.items() if size >= min(max(sizes.values()) / COMPARABLE, 1))
-        node = next(node for node in graph.nodes if value in node.outputs)
+        node = run.graph.producers[value]
         before = len(self.saturated)
-        inside = self._inside(node, steps, scope) if node.graphs else None
+        inside = self._inside(run, node)
         if inside is None and len(self.saturated) > before:  # the graph is right but for these nodes
             self.saturated.update(node.outputs)
-            return self._first(graph, steps, scope, [c for c in nodes if c.value not in node.outputs], ours)
+            return self._first(replace(run, nodes=[c for c in run.nodes if c.value not in node.outputs]))
         if inside is not None:
             return replace(inside, node=f"{node}, inside it {inside.node}")
-        return Difference(str(node), value, wrong[value], self._operands(graph, node, scope, ours))
+        return Difference(str(node), value, wrong[value], self._operands(run, node))
 
-    def _weights(self, graph: Graph) -> dict[str, Any]:
-        """The initializers of a graph with the model's present parameters."""
-        return {n: self.model.params.get(graph.key(n), v) for n, v in graph.initializers.items()}
+    def _values(self, graph: Graph, scope: Mapping[str, Any]) -> dict[str, Any]:
+        """What nodes of a graph read: some values, and initializers with the model's present parameters."""
+        weights = {n: self.model.params.get(graph.key(n), v) for n, v in graph.initializers.items()}
+        return {**self.model.graph.initializers, **self.model.params, **weights, **scope}
 
-    def _operands(self, graph: Graph, node: Node, scope: Mapping[str, Any], ours: Any) -> dict[str, Any]:
-        values = {**self.model.graph.initializers, **self.model.params, **self._weights(graph), **scope}
-        results = [n for n in node.outputs if n in ours and n in scope]
-        mine, theirs = ({f"ours/{n}": to_host(ours[n]) for n in results}, {f"theirs/{n}": scope[n] for n in results})
-        return {n: to_host(values[n]) for n in node.reads if n in values} | mine | theirs
+    def _operands(self, run: _ComparedGraph, node: Node) -> dict[str, Any]:
+        """See ``Difference``."""
+        values = self._values(run.graph, run.scope)
+        operands = {n: to_host(values[n]) for n in node.reads if n in values}
+        results = [n for n in node.outputs if n in run.ours and n in run.scope]
+        operands |= {f"ours/{n}": to_host(run.ours[n]) for n in results}
+        return operands | {f"theirs/{n}": run.scope[n] for n in results}
 
-    def _inside(self, node: Node, steps: tuple[InnerGraph, ...], scope: Mapping[str, Any]) -> Difference | None:
+    def _inside(self, run: _ComparedGraph, node: Node) -> Difference | None:
         """The first difference in the graphs of a node, over their calls in order."""
-        for graph, named, around in calls(self.model, node, scope):
-            path = (*steps, step_into(node, graph))
-            feeds = {n: to_host(around[n]) for n in graph.captures} | {n: to_host(v) for n, v in named.items()}
+        for graph, named, around in calls(self.model, node, run.scope) if node.graphs else ():
+            feeds = {n: to_host(v) for n, v in {**{n: around[n] for n in graph.captures}, **named}.items()}
             try:
-                nodes, ours, inner = self._node_by_node(graph, feeds, path)
+                inner = self._node_by_node(graph, feeds, (*run.steps, step_into(node, graph)))
             except UnsupportedError as e:
                 self.notes.append(f"the graphs of {node} could not be compared: {str(e).splitlines()[0]}")
                 return None
-            if (first := self._first(graph, path, inner, nodes, ours)) is not None:
+            if (first := self._first(inner)) is not None:
                 return first
         return None
 
