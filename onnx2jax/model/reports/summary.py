@@ -123,7 +123,7 @@ def summary(model: Any, inputs: Mapping[str, Any], dims: Mapping[str, int] | Non
     """See ``Model.summary``."""
     dims = dims or {}
     try:
-        feeds, types, flops, unknown = _evaluated(model, inputs, dims)
+        feeds, types, flops = _evaluated(model, inputs, dims)
     except OperatorError as e:
         fix = ""
         if sizes := larger_sizes(model, inputs, dims):
@@ -136,7 +136,7 @@ def summary(model: Any, inputs: Mapping[str, Any], dims: Mapping[str, int] | Non
         parameters = sum(counts[n] for n in _weights(model, node))
         size = sum(types[n][1] for n in {*node.reads, *node.outputs} if n in types)
         outputs = {n: types[n][0] if n in types else "?" for n in node.outputs if n}
-        rows.append(NodeSummary(node.name, node.op_type, outputs, parameters, None if i in unknown else flops[i], size))
+        rows.append(NodeSummary(node.name, node.op_type, outputs, parameters, flops.get(i, 0), size))
     return Summary(
         {n: described(v) for n, v in feeds.items()},
         rows,
@@ -146,19 +146,23 @@ def summary(model: Any, inputs: Mapping[str, Any], dims: Mapping[str, int] | Non
     )
 
 
+Types = dict[str, tuple[str, int]]
+"""The type of each value as text, and its bytes."""
+
+
 def _evaluated(
     model: Any, inputs: Mapping[str, Any], dims: Mapping[str, int]
-) -> tuple[dict[str, Any], dict[str, Any], Counter[int], set[int]]:
-    """The inputs, types and bytes of values by name, FLOPs of nodes by position, and the nodes without a count."""
+) -> tuple[dict[str, Any], Types, Mapping[int, int | None]]:
+    """The inputs, the types of values by name, and the FLOPs of nodes by position, None for those on the host."""
     feeds = feeds_of(model, inputs, dims, abstract=True)
     marked = mark(model.graph)
     # Tracing needs no devices; a model with pipeline stages would be several programs.
     placement = None if isinstance(model.placement, Staged) else model.placement
     options = {"max_size": model.spec.max_size, "placement": placement}
 
-    def in_one_program(fixed: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], Counter[int], set[int]]:
+    def in_one_program(fixed: Mapping[str, Any]) -> tuple[dict[str, Any], Types, Counter[int]]:
         shown = with_outputs(with_graph(model, marked, fixed, **options), node_outputs(marked))
-        return feeds, *traced(shown, None, {n: v for n, v in feeds.items() if n not in fixed}, marked.nodes), set()
+        return feeds, *traced(shown, None, {n: v for n, v in feeds.items() if n not in fixed}, marked.nodes)
 
     with unmarked(model.graph):
         try:
@@ -167,10 +171,8 @@ def _evaluated(
             feeds = feeds_of(model, inputs, dims)
             if model.spec.groups is None:
                 return feeds, *_partitioned(model, marked, feeds)
-            # one program for each value of the inputs that all samples share
-            return in_one_program(
-                {n: feeds[n] for n, axis in model.spec.groups.inputs.items() if axis is None and n in feeds}
-            )
+            axes = model.spec.groups.inputs  # one program for each value of the inputs that all samples share
+            return in_one_program({n: feeds[n] for n, axis in axes.items() if axis is None and n in feeds})
 
 
 @contextmanager
@@ -237,22 +239,16 @@ def feeds_of(
             kind = TensorType(np.dtype(dtype), shape) if is_free else info.reshaped(shape).type
             wanted[info.name] = replace(info, type=kind)
     for name, info in wanted.items():
-        feeds[name] = None
-        if (
-            abstract
-            and isinstance(info.type, TensorType)
-            and info.shape is not None
-            and info.type.dtype not in HOST_ONLY
-        ):
-            fixed = [d if isinstance(d, int) else 1 for d in info.shape]
-            feeds[name] = jax.ShapeDtypeStruct(fixed, info.type.dtype)
+        feeds[name], dtype = None, getattr(info.type, "dtype", None)
+        if abstract and info.shape is not None and dtype not in HOST_ONLY:
+            feeds[name] = jax.ShapeDtypeStruct([d if isinstance(d, int) else 1 for d in info.shape], dtype)
     return feeds | random_values((v for n, v in wanted.items() if feeds[n] is None), np.random.default_rng(0))
 
 
 def traced(
     shown: Any, params: Mapping[str, Any] | None, feeds: Mapping[str, Any], nodes: Sequence[Node]
-) -> tuple[dict[str, Any], Counter[int]]:
-    """The types and bytes of the outputs of a model by name, and the FLOPs of its nodes by position.
+) -> tuple[Types, Counter[int]]:
+    """The types of the outputs of a model by name, and the FLOPs of its nodes by position.
 
     Args:
         shown: a model whose nodes are named by ``MARK`` and their position.
@@ -265,7 +261,7 @@ def traced(
     rng = jax.random.key(0) if shown.graph.draws else None
     arrays = {n: v for n, v in feeds.items() if isinstance(v, ARRAYS) and v.dtype != object}
     others = {n: v for n, v in feeds.items() if n not in arrays}
-    types: dict[str, Any] = {}
+    types: Types = {}
 
     def call(params: Any, arrays: Mapping[str, Any]) -> None:
         results = shown.apply(params, **arrays, **others, rng=rng)
@@ -282,18 +278,14 @@ def traced(
     return types, flops
 
 
-def _partitioned(model: Any, marked: Graph, feeds: Mapping[str, Any]) -> tuple[dict[str, Any], Counter[int], set[int]]:
-    """``traced`` for a model that needs the host: types from a run, FLOPs by tracing nodes one by one.
-
-    The third result has the positions of the nodes that cannot be traced.
-    """
+def _partitioned(model: Any, marked: Graph, feeds: Mapping[str, Any]) -> tuple[Types, dict[int, int | None]]:
+    """``traced`` for a model that needs the host: types from a run, FLOPs by tracing nodes one by one."""
     shown = with_outputs(model, node_outputs(marked))
     names = [v.name for v in shown.outputs]
     values = dict(zip(names, shown.run(None, {n: v for n, v in feeds.items() if n not in model.static}), strict=True))
     scope = {**feeds, **model.static, **values}
     alone = isolated(marked, [n for n in names if n in marked.defines], scope)
-    unknown: set[int] = set()
-    flops: Counter[int] = Counter()
+    flops: dict[int, int | None] = {}
     for i, node in enumerate(alone.nodes):
         operands = {n: scope[n] for n in sorted(node.reads) if n in scope}
         graph = replace(
@@ -305,10 +297,10 @@ def _partitioned(model: Any, marked: Graph, feeds: Mapping[str, Any]) -> tuple[d
         )
         try:
             part, others = specialised(model, graph, operands)
-            flops += traced(part, None, others, alone.nodes)[1]
+            flops[i] = traced(part, None, others, alone.nodes)[1][i]
         except (KnownValueError, TypeError):  # the node needs the host; TypeError for strings
-            unknown.add(i)
-    return {n: _typed(v) for n, v in values.items()}, flops, unknown
+            flops[i] = None
+    return {n: _typed(v) for n, v in values.items()}, flops
 
 
 def _counted(program: Program, owner: int | None, times: int) -> Iterator[tuple[int | None, int]]:
