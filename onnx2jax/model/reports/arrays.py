@@ -10,7 +10,7 @@ import numpy as np
 
 from ...ir.graph import Graph, Reference
 from ...proto.mapped import load
-from ...proto.types import TensorType
+from .comparison import described
 from .table import clipped
 
 MOST: Final = 1 << 16
@@ -72,19 +72,15 @@ def picture(value: Any) -> dict[str, Any] | None:
     array = _numbers(value)
     if array is None or array.size < 2:
         return None
-    array = array.reshape([n for n in array.shape if n > 1])
-    while array.ndim > 3:
-        array = array[0]
-    if array.ndim == 1:
-        array = array[None]
-    planes = array[:TILES] if array.ndim == 3 else array[None]
+    array = array.squeeze()
+    array = np.atleast_2d(array[(0,) * (array.ndim - 3)])
+    planes = array.reshape(-1, *array.shape[-2:])[:TILES]
     columns = math.ceil(math.sqrt(len(planes)))
     most = max(1, (SIDE if columns == 1 else 2 * SIDE) // columns)
     planes = planes[:, _places(planes.shape[1], most)][:, :, _places(planes.shape[2], most)]
-    pixels = _floats(planes)
     rows, (height, width) = -(-len(planes) // columns), planes.shape[1:]
-    sheet = np.full((rows * columns, height, width), np.nan)
-    sheet[: len(planes)] = pixels
+    empty = rows * columns - len(planes)
+    sheet = np.pad(_floats(planes), ((0, empty), (0, 0), (0, 0)), constant_values=np.nan)
     sheet = sheet.reshape(rows, columns, height, width).swapaxes(1, 2).reshape(rows * height, columns * width)
     finite = sheet[np.isfinite(sheet)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
@@ -100,7 +96,7 @@ def picture(value: Any) -> dict[str, Any] | None:
 
 def _places(size: int, most: int) -> Any:
     """Indices along an axis, at most so many."""
-    return np.arange(size) if size <= most else np.linspace(0, size - 1, most).round().astype(int)
+    return np.linspace(0, size - 1, min(size, most)).round().astype(int)
 
 
 def _numbers(value: Any) -> Any:
@@ -133,7 +129,7 @@ def text_of(value: Any) -> str:
         return f"graph of {len(value.nodes)} nodes"
     if isinstance(value, np.ndarray):
         if value.size > MOST_SHOWN:
-            return str(TensorType(value.dtype, value.shape))
+            return described(value)
         value = load(value).tolist()
     if isinstance(value, tuple | list) and len(value) > 4 * MOST_SHOWN:
         return f"{len(value):,} values: {', '.join(map(text_of, value[:8]))}, …"

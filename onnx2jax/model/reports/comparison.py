@@ -148,7 +148,7 @@ def _differences(ours: Any, theirs: Any, limits: Limits, only_types: bool) -> It
         count = int((ours.astype(object) != theirs.astype(object)).sum())
         yield (None, None, f"{count} of {ours.size} texts differ") if count else (0.0, 0.0, "")
     else:
-        yield _in_numbers(ours, theirs, *limits)
+        yield _in_numbers(ours, theirs, limits)
 
 
 def _single(value: Any) -> Any:
@@ -178,15 +178,8 @@ def _wide(array: Any) -> np.ndarray:
     return np.asarray(array).astype(np.complex128 if array.dtype.kind == "c" else np.float64)
 
 
-def _in_numbers(
-    ours: np.ndarray,
-    theirs: np.ndarray,
-    rtol: float | None,
-    atol: float | None,
-    computed: np.dtype | None,
-    operands: float,
-    rounds: bool,
-) -> Difference:
+def _in_numbers(ours: np.ndarray, theirs: np.ndarray, limits: Limits) -> Difference:
+    rtol, atol, computed, operands, rounds = limits
     dtype = theirs.dtype if computed is None or computed in NARROWER or theirs.dtype != np.float32 else computed
     exact = not jnp.issubdtype(dtype, jnp.inexact)
     if exact and np.array_equal(ours, theirs):  # float64 cannot represent all 64-bit integers

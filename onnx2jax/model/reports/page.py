@@ -19,8 +19,8 @@ from ...checker.report import Finding
 from ...ir.graph import Function, Graph, Node
 from ...ops.registry import Operator
 from ...proto.mapped import load
-from ...proto.types import TensorType
 from .arrays import MOST_SHOWN, figures, histogram, picture, text_of
+from .comparison import described
 from .facts import PageFacts, declared_types
 from .outline import Item, NodeGroup, Outline, alike, folded, known_inside, named_graphs
 
@@ -149,8 +149,7 @@ class _Page:
         for name, array in graph.initializers.items():
             key = graph.key(name)
             array = changes.get(key, array)
-            entry = values[name] = {"type": str(TensorType(np.dtype(array.dtype), tuple(array.shape)))}
-            entry["bytes"] = int(array.nbytes)
+            entry = values[name] = {"type": described(array), "bytes": int(array.nbytes)}
             if key in parameters:
                 entry["parameter"] = True
                 if self.model.placement is not None:
@@ -164,7 +163,7 @@ class _Page:
         for name, value in self.facts.values.items() if main else ():
             entry = values.setdefault(name, {})
             if hasattr(value, "dtype") and hasattr(value, "shape"):
-                entry["type"] = entry.get("type") or str(TensorType(np.dtype(value.dtype), tuple(value.shape)))
+                entry.setdefault("type", described(value))
                 entry["shape"] = list(value.shape)
             if (stats := figures(value, whole=True)) is not None:
                 entry |= {"figures": stats, "picture": picture(value)}
@@ -194,24 +193,18 @@ class _Page:
             "inputs": node.inputs,
             "outputs": node.outputs,
         }
-        if node.captures:
-            entry["captures"] = node.captures
-        if attributes:
-            entry["attributes"] = attributes
         places = dict.fromkeys((where, name) for where in (holder, "") for name in (node.name, node.name[:80]))
-        if findings := [f for place in places for f in self.findings.get(place, ())]:
-            entry["findings"] = [asdict(f) for f in findings]
-            self.shown.update(map(id, findings))
+        findings = [f for place in places for f in self.findings.get(place, ())]
+        self.shown.update(map(id, findings))
+        more: dict[str, Any] = {"captures": node.captures, "attributes": attributes}
+        more["findings"] = [asdict(f) for f in findings]
         if main and (time := self.times.get(node.name)) is not None:
             entry |= {"seconds": time.seconds, "share": time.share}
-            if time.fused:
-                entry["fused"] = list(time.fused)
-            if time.host:
-                entry["host"] = True
+            more |= {"fused": list(time.fused), "host": time.host}
         first = None if self.facts.verification is None else self.facts.verification.first
         if main and first is not None and (first.value in node.outputs or first.node.startswith(str(node))):
-            entry["differs"] = f"{first.value}: {first.comparison.why}"
-        return entry
+            more["differs"] = f"{first.value}: {first.comparison.why}"
+        return entry | {n: v for n, v in more.items() if v}
 
     def _operator(self, node: Node) -> str:
         """The key of a node's operator, which is described once."""
@@ -225,12 +218,9 @@ class _Page:
             kind = _KINDS.get(function.__module__.partition(".ops.")[2], "other")
             entry["kind"] = "product" if target.product else "norm" if "Norm" in node.op_type else kind
             entry |= {"since": target.since, "inputs": target.inputs, "signature": _signature(target)}
-            if target.variadic:
-                entry["variadic"] = target.variadic
-            if document := inspect.getdoc(target.function):
-                entry["document"] = document.partition("\n\n")[0].replace("\n", " ")
-            if target.limits:
-                entry["limits"] = target.limits
+            document = (inspect.getdoc(target.function) or "").partition("\n\n")[0].replace("\n", " ")
+            more = {"variadic": target.variadic, "document": document, "limits": target.limits}
+            entry |= {n: text for n, text in more.items() if text}
         elif isinstance(target, Function):
             entry |= {"kind": "control", "inputs": [v.name for v in target.body.inputs]}
             entry["document"] = f"A function of the model, of {target.size} nodes."

@@ -133,10 +133,13 @@ def profile(model: Any, args: Sequence[Any], named: Mapping[str, Any], rng: Any,
     """See ``Model.profile``."""
     if calls < 1:
         raise ValueError(f"calls is {calls}; it must be at least 1")
-    shown = _marked(model)
+    # Nodes are named by position, to find them in scopes; the weights on devices are the model's.
+    options = {"bucket": model.spec.bucket, "max_size": model.spec.max_size}
+    marked = with_graph(model, mark(model.graph), settings=replace(model.settings, annotate=True), **options)
+    marked._runtime.share_params(model._runtime)
 
     def call() -> None:
-        jax.block_until_ready(shown(*args, rng=rng, **named))
+        jax.block_until_ready(marked(*args, rng=rng, **named))
 
     with unmarked(model.graph):
         call()
@@ -171,15 +174,6 @@ def profile(model: Any, args: Sequence[Any], named: Mapping[str, Any], rng: Any,
         operators[node.op_type] += seconds / calls
     device = jax.devices()[0].device_kind
     return Profile(rows, dict(operators.most_common()), statistics.median(whole), other / calls, calls, device)
-
-
-def _marked(model: Any) -> Any:
-    """The model with nodes named by position, to find them in scopes; shares the model's weights on devices."""
-    options = {"bucket": model.spec.bucket, "max_size": model.spec.max_size}
-    settings = replace(model.settings, annotate=True)
-    marked = with_graph(model, mark(model.graph), settings=settings, **options)
-    marked._runtime.share_params(model._runtime)
-    return marked
 
 
 def _spent(trace: Trace) -> Iterator[tuple[int | None, float, Sequence[int], bool]]:
