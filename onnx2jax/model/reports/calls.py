@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 import jax
@@ -15,19 +16,20 @@ from .table import table
 
 def explain_call(model: Any, args: Sequence[Any], named: Mapping[str, Any], rng: Any) -> str:
     """The tables of ``Model.explain_call``."""
-    given = by_name(model.inputs, model.optional, args, named)
-    bound = model._bind((), given, rng)[0]
-    jax.block_until_ready(model(given, rng=rng))
-    model.run(None, bound, rng=rng)
-    runtime = model._runtime
+    arguments = by_name(model.inputs, model.optional, args, named)
+    values = model._bind((), arguments, rng)[0]
+    jax.block_until_ready(model(arguments, rng=rng))
+    model.run(None, values, rng=rng)
+    runtime, program = model._runtime, model._runtime.program
     rows = [("call", "path", "why")]
-    for title, feeds, as_numpy in (("model(...)", given, False), ("model.run", bound, True)):
+    for title, feeds, as_numpy in (("model(...)", arguments, False), ("model.run", values, True)):
         signature, _ = runtime.signature((), feeds, as_numpy)
-        found = runtime.params.bound.get(signature)
-        path, why = (found.path, WHY[found.path]) if found else ("full", _reason(model, signature, bound, rng))
+        bound = runtime.params.bound.get(signature)
+        path, why = (bound.path, WHY[bound.path]) if bound else ("full", _reason(model, signature, values, rng))
         rows.append((title, path, why))
     stages = [("partition", "nodes", "path", "why here")]
-    for (kind, nodes, why, *_), body in zip(runtime.program.rows(), _bodies(runtime.program), strict=False):
+    bodies = [body for body, _ in program.stages()] if hasattr(program, "stages") else repeat(None)
+    for (kind, nodes, why, *_), body in zip(program.rows(), bodies, strict=False):
         paths = {b.path for key, b in runtime.params.bound.items() if key and key.callee.graph is body}
         stages.append((kind, nodes, ", ".join(sorted(paths)) or ("host" if kind == "host" else "compiled"), why))
     return f"{table(rows)}\n\n{table(stages)}"
@@ -57,9 +59,3 @@ def _reason(model: Any, signature: Any, values: Mapping[str, Any], rng: Any) -> 
         "NumPy, until a thread has compiled it (background_compile)": model._runtime.is_evaluated(signature),
     }
     return next((reason for reason, holds in reasons.items() if holds), "the model needs more than one program")
-
-
-def _bodies(program: Any) -> list[Any]:
-    """The graphs of the partitions; None for those on the host."""
-    stages = getattr(program, "stages", None)
-    return [None] * len(program.rows()) if stages is None else [body for body, _ in stages()]

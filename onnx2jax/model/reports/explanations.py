@@ -73,14 +73,14 @@ def _spread(model: Any, node: Node, values: Mapping[str, Any]) -> list[np.ndarra
     alone = replace(node, inputs=tuple(f"operand{i}" if n else "" for i, n in enumerate(node.inputs)))
     context, rng = Context(dict(model.params), settings=model.settings), np.random.default_rng(0)
     with compat.enable_x64():
-        run = jax.jit(lambda given: run_node(alone, given, context))
+        run = jax.jit(lambda values: run_node(alone, values, context))
         usual = [np.asarray(v) for v in run(operands)]
-        found = [np.zeros((*v.shape[:-1], 1), v.dtype) for v in usual]
+        changes = [np.zeros((*v.shape[:-1], 1), v.dtype) for v in usual]
         for _ in range(TRIALS):
             near = {n: (v * (1 + rng.uniform(-CHANGE, CHANGE, v.shape))).astype(v.dtype) for n, v in scales.items()}
-            for most, a, b in zip(found, run({**operands, **near}), usual, strict=True):
-                np.maximum(most, np.abs(np.asarray(a) - b).max(-1, keepdims=True), out=most)
-    return found
+            for largest, a, b in zip(changes, run({**operands, **near}), usual, strict=True):
+                np.maximum(largest, np.abs(np.asarray(a) - b).max(-1, keepdims=True), out=largest)
+    return changes
 
 
 TIED: Final = "equal scores, in rows whose labels differ"

@@ -50,11 +50,7 @@ class PageFacts:
 
 
 def facts(
-    model: Any,
-    inputs: Any,
-    dims: Mapping[str, int] | None,
-    profile: Profile | None,
-    verification: Verification | None,
+    model: Any, inputs: Any, dims: Mapping[str, int] | None, profile: Profile | None, verification: Verification | None
 ) -> PageFacts:
     """Everything that is known about a model; with ``inputs`` also what its nodes compute for them.
 
@@ -82,11 +78,10 @@ def facts(
             notes.append(f"FLOPs and bytes are not known: {lines[0]}{hint}")
     values: dict[str, Any] = {}
     if inputs:
-        names = node_outputs(model.graph)
-        rng = 0 if model.graph.draws else None
         args, named = by_position(model, inputs)
-        found = model.values(*args, names=names, rng=rng, **named) if names else {}
-        values = {**inputs, **{n: to_host(v) for n, v in found.items()}}
+        names, rng = node_outputs(model.graph), 0 if model.graph.draws else None
+        results = model.values(*args, names=names, rng=rng, **named) if names else {}
+        values = {**inputs, **{n: to_host(v) for n, v in results.items()}}
     findings: Sequence[Finding] = ()
     if model.origin is not None:
         opened = model.origin.open()

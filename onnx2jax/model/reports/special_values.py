@@ -32,9 +32,9 @@ def naming_their_node(model: Any, values: Mapping[str, Any], rng: Any) -> Iterat
         if is_traced(values, rng) or jax.process_count() > 1:
             raise
         kinds = [k for k in ("nan", "inf") if getattr(jax.config, f"jax_debug_{k}s")]
-        if (found := first_special(model, values, rng, kinds)) is None:
+        if (message := first_special(model, values, rng, kinds)) is None:
             raise
-        raise FloatingPointError(found) from error
+        raise FloatingPointError(message) from error
 
 
 def first_special(model: Any, values: Mapping[str, Any], rng: Any, kinds: Sequence[str]) -> str | None:
@@ -70,16 +70,16 @@ def _origin(model: Any, known: Mapping[str, Any], names: list[str], kind: str) -
     for node in reversed(model.graph.nodes):
         if bad.isdisjoint(node.outputs):
             continue
-        if found := set(filter(is_bad, node.reads)):
-            bad |= found
+        if operands := set(filter(is_bad, node.reads)):
+            bad |= operands
         else:
             origin = node
     if origin is None:
-        given = sorted(bad & (known.keys() - model.graph.producers.keys()))
-        return f"{given[0]!r}, an input or parameter of {model.graph.name!r}, holds {kind}" if given else None
+        sources = sorted(bad & (known.keys() - model.graph.producers.keys()))
+        return f"{sources[0]!r}, an input or parameter of {model.graph.name!r}, holds {kind}" if sources else None
     name = next(n for n in origin.outputs if is_bad(n))
-    operands = ", ".join(f"{n}: {_range(known.get(n))}" for n in origin.reads) or "none"
-    lines = [f"{origin}: output {name!r} holds {kind}, and no operand does", f"operands: {operands}"]
+    ranges = ", ".join(f"{n}: {_range(known.get(n))}" for n in origin.reads) or "none"
+    lines = [f"{origin}: output {name!r} holds {kind}, and no operand does", f"operands: {ranges}"]
     earlier = None if kind == "inf" else _origin(model, known, list(origin.reads), "inf")
     if earlier:
         lines.append(f"before it, {earlier}")

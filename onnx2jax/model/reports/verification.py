@@ -71,7 +71,7 @@ class Verification(Printed):
     @property
     def ok(self) -> bool:
         """Whether nothing differs."""
-        return all(c.ok for found in (*self.outputs.values(), *self.nodes.values()) for c in found)
+        return all(c.ok for comparisons in (*self.outputs.values(), *self.nodes.values()) for c in comparisons)
 
     def __bool__(self) -> bool:
         return self.ok
@@ -80,7 +80,7 @@ class Verification(Printed):
         """The comparisons as JSON, without the operands."""
         facts: dict[str, Any] = {"ok": self.ok, "against": self.against, "notes": list(self.notes), "first": None}
         for part in ("outputs", "nodes"):
-            facts[part] = {n: list(map(_facts, found)) for n, found in getattr(self, part).items()}
+            facts[part] = {n: list(map(_facts, comparisons)) for n, comparisons in getattr(self, part).items()}
         if self.first is not None:
             kept = ("node", "value", "accumulated")
             facts["first"] = {n: getattr(self.first, n) for n in kept} | {"comparison": _facts(self.first.comparison)}
@@ -89,28 +89,28 @@ class Verification(Printed):
     def __str__(self) -> str:
         lines = []
         for what, sets in (("outputs", self.outputs), ("values of nodes", self.nodes)):
-            for name, found in sets.items():
-                bad = [c for c in found if not c.ok]
-                lines.append(f"{name}: {len(found)} {what} compared with {self.against}, {len(bad)} differ")
+            for name, comparisons in sets.items():
+                bad = [c for c in comparisons if not c.ok]
+                lines.append(f"{name}: {len(comparisons)} {what} compared with {self.against}, {len(bad)} differ")
                 if what == "outputs" or bad:
-                    lines.append(table([HEAD, *map(_row, found if what == "outputs" else bad[:10])], width=140))
+                    lines.append(table([HEAD, *map(_row, comparisons if what == "outputs" else bad[:10])], width=140))
         if self.first is not None:
             begins = "Roundings add up; past the tolerance first at" if self.first.accumulated else "It begins at"
             lines.append(f"{begins} {self.first.node}: {self.first.value!r}, {self.first.comparison.why}")
         return "\n".join([*lines, *self.notes])
 
 
-def _facts(found: Comparison) -> dict[str, Any]:
+def _facts(comparison: Comparison) -> dict[str, Any]:
     """A comparison as a dict for JSON, which has no infinity."""
-    return {n: "inf" if v == np.inf else v for n, v in asdict(found).items()}
+    return {n: "inf" if v == np.inf else v for n, v in asdict(comparison).items()}
 
 
 HEAD: Final = ("value", "type", "largest difference", "relative", "")
 
 
-def _row(found: Comparison) -> tuple[str, ...]:
-    numbers = ("-" if d is None else f"{d:.3g}" for d in (found.absolute, found.relative))
-    return found.value, found.ours, *numbers, found.why or "same"
+def _row(comparison: Comparison) -> tuple[str, ...]:
+    numbers = ("-" if d is None else f"{d:.3g}" for d in (comparison.absolute, comparison.relative))
+    return comparison.value, comparison.ours, *numbers, comparison.why or "same"
 
 
 def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
