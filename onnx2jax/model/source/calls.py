@@ -96,11 +96,11 @@ class Imports:
         wrapped = member is not None and inspect.unwrap(member) is inspect.unwrap(function)
         halves = getattr(function, "__code__", None) is not None and function.__code__.co_name == "widened"
         names: dict[Any, str] = self.registered
-        key: Any
-        key, name = (operator.domain, operator.name, operator.since), snake(operator.name)
+        key: Any = (operator.domain, operator.name, operator.since)
+        name = snake(operator.name)
         if member is function or (wrapped and halves and plain):
-            names, name = self.members, function.__name__.removesuffix("_op").rstrip("_")
-            key = (function.__module__, function.__name__)
+            names, key = self.members, (function.__module__, function.__name__)
+            name = function.__name__.removesuffix("_op").rstrip("_")
         if key not in names:
             name = f"onnx_{name}" if name in BUILTINS or keyword.iskeyword(name) else name
             names[key] = unused_name(name, self.whys)
@@ -157,8 +157,7 @@ def called(call: NodeCall, imports: Imports, files: dict[str, dict[str, Any]], k
     """
     node, operator = call.node, call.node.target
     assert isinstance(operator, Operator)
-    on_shapes = all(v is None or v.host for v in call.operands) or node.op_type in ("Shape", "Size")
-    name = imports.function(operator, plain=not call.is_half, on_shapes=on_shapes)
+    name = imports.function(operator, plain=not call.is_half, on_shapes=call.is_host)
     attributes = {n: v for n, v in call.attributes.items() if n in operator.inputs or n in operator.attributes}
     positional: list[str] = []
     named: list[str] = []

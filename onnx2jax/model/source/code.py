@@ -69,6 +69,11 @@ class Block:
         """The references that it binds itself."""
         return references(self.formals + "".join(o.partition(" = ")[0] for o in self.opening))
 
+    @property
+    def used(self) -> set[str]:
+        """References that its body reads, its arguments included."""
+        return set(references(self.result)).union(*(s.reads() for s in self.statements))
+
     def reads(self) -> set[str]:
         """References from outside that it reads."""
         bound, read = {self.reference, *self.arguments}, set[str]()

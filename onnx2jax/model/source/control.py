@@ -13,7 +13,7 @@ from ...eval.interpreter import FunctionCall
 from ...ir.analysis import sources
 from ...ir.graph import Graph, Node
 from .calls import unsupported
-from .code import EXTENT, FUNCTION, PARAM, Block, mark, references
+from .code import EXTENT, FUNCTION, PARAM, Block, mark
 from .emitter import Scope
 from .values import Value, constant, extent, packed
 
@@ -140,7 +140,7 @@ class _Body:
 
 
 class _Loop(_Body):
-    """The body of a Loop.
+    """A Loop: ``lax.scan`` over counted trips, ``lax.while_loop``, or a Python loop where the state changes type.
 
     Attributes:
         trips: the greatest number of trips; None if the node leaves it out.
@@ -220,11 +220,6 @@ class _Loop(_Body):
         return self.define(text, self.types, lambda states, _: ", ".join(["_", "_", *states]), check, wide=True)
 
 
-def loop(scope: Scope, node: Node) -> Sequence[Value]:
-    """A Loop: ``lax.scan`` over counted trips, ``lax.while_loop``, or a Python loop where the state changes type."""
-    return _Loop(scope, node).values()
-
-
 def scan(scope: Scope, node: Node) -> Sequence[Value]:
     """A Scan: ``lax.scan`` over the first axes."""
     if node.opset < 9:
@@ -282,10 +277,10 @@ def function(scope: Scope, node: Node, call: FunctionCall) -> Sequence[Value]:
     results = inner.run()
     drawn, emitter.draws = emitter.draws, emitter.draws or drew
     block.result = _result(emitter.arrays(results))
-    outside, read = sorted(r for r in block.reads() if r.startswith((PARAM, EXTENT))), used(block)
+    outside = sorted(r for r in block.reads() if r.startswith((PARAM, EXTENT)))
     extra = (["params"] if any(r.startswith(PARAM) for r in outside) else []) + (["rng"] if drawn else [])
     dims = [mark(r) for r in outside if r.startswith(EXTENT)]
-    arguments = {r: text for r, text in arguments.items() if r in read}
+    arguments = {r: text for r, text in arguments.items() if r in block.used}
     block.formals = ", ".join([*extra, *map(mark, arguments), *dims])
     if drawn:
         extra[-1] = scope.key(node)
@@ -294,18 +289,13 @@ def function(scope: Scope, node: Node, call: FunctionCall) -> Sequence[Value]:
     return scope.define(node, text, results)
 
 
-def used(block: Block) -> set[str]:
-    """References that the body of a block reads, its arguments included."""
-    return set(references(block.result)).union(*(s.reads() for s in block.statements))
-
-
 def sequence_map(_: Scope, node: Node) -> Sequence[Value]:
     raise unsupported(node, "it maps a sequence")
 
 
 FORMS: Final[Mapping[str, Callable[..., Sequence[Value]]]] = {
     "If": if_,
-    "Loop": loop,
+    "Loop": lambda scope, node: _Loop(scope, node).values(),
     "Scan": scan,
     "SequenceMap": sequence_map,
     FUNCTION: function,

@@ -190,17 +190,17 @@ class Scope:
             shape = self.values[node.inputs[0]].shape or (None,)
             if all(isinstance(d, int) for d in shape):
                 attributes["axes"] = tuple(i for i, d in enumerate(shape) if d == 1)
-        plain = replace(node, attributes=attributes)
         drawn = isinstance(node.target, Operator) and "rng" in node.target.fixtures
-        results, samples = self._results(NodeCall(plain, attributes, operands, (), self.emitter.array), context)
+        call = NodeCall(replace(node, attributes=attributes), attributes, operands, (), self.emitter.array)
+        results, samples = self._results(call, context)
         several = len(results) > 1 or (not samples and any(r is UNKNOWN for r in results) and node.op_type in SEVERAL)
-        host = (not drawn and all(v is None or v.host for v in operands)) or node.op_type in ("Shape", "Size")
+        host = call.is_host and not drawn
         types = tuple(typed(r, host, s) for r, s in zip_longest(results, samples))
         if host and any(v.known is None and v.dtype is not None and not is_host(v) for v in types):
             host, types = False, tuple(replace(v, host=False) for v in types)
         if all(v.known is not None for v, n in zip(types, node.outputs, strict=False) if n) and not drawn:
             return [replace(v, stored=self.graph.key(n)) for v, n in zip(types, node.outputs, strict=False)]
-        call = NodeCall(plain, attributes, operands, types, self.emitter.array)
+        call = replace(call, results=types)
         if (same := unchanged(call)) is not None and not any(node.outputs[1:]):
             return [same]
         form = PLAIN.get(node.op_type) if node.domain == "" and (not host or node.op_type == "Range") else None

@@ -80,6 +80,11 @@ class NodeCall:
         return any(v is not None and v.dtype in HALF for v in (*self.operands, *self.results))
 
     @property
+    def is_host(self) -> bool:
+        """Whether it computes with extents and constants alone."""
+        return all(v is None or v.host for v in self.operands) or self.node.op_type in ("Shape", "Size")
+
+    @property
     def is_float(self) -> bool:
         """Whether the first operand is of float32 or float64."""
         return self.value(0).is_floating and self.value(0).dtype not in HALF

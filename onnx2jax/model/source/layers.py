@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import takewhile, zip_longest
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from .code import CONSTANT, EXTENT, FUNCTION, MARK, PARAM, Block, Statement, mar
 _HEAVY, _LIGHT = (Operator("onnx2jax.source", "Statement", 1, len, variadic="xs", heavy=h) for h in (True, False))
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class Loop(Statement):
     """``for i in range(count): carries = layer(params, i, *carries, *shared)``.
 
@@ -35,13 +35,13 @@ class Loop(Statement):
         names: tables of parameters whose names do not count up.
     """
 
-    count: int = 0
-    layer: Block | None = None
-    starts: tuple[str, ...] = ()
-    carries: tuple[str, ...] = ()
-    arguments: tuple[str, ...] = ()
-    columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    rows: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    count: int
+    layer: Block
+    starts: tuple[str, ...]
+    carries: tuple[str, ...]
+    arguments: tuple[str, ...]
+    columns: Mapping[str, tuple[str, ...]]
+    rows: Mapping[str, tuple[str, ...]]
 
     def reads(self) -> set[str]:
         read = {*self.starts, *(r for a in self.arguments for r in references(a))} - self.columns.keys() - {INDEX}
@@ -71,20 +71,12 @@ def rolled(
     nodes = {_node(i, s): s for i, s in enumerate(statements)}
     inits = {PARAM + n: np.broadcast_to(np.zeros((), v.dtype), v.shape) for n, v in params.items()}
     graph = Graph("source", "", (), tuple(map(ValueInfo, results)), inits, tuple(nodes))
-    new: list[Statement] = []
-    at = 0
-    every = [*nodes]
+    new: dict[Node, Statement | None] = {**nodes}
     for run in repeated(graph):
-        if run.count == 2 and len(run.template) < SHORT:
-            continue
-        start = every.index(run.nodes[0])
-        loop = _loop(run, nodes, tables)
-        if loop is None:
-            continue
-        new += [nodes[n] for n in every[at:start]]
-        new.append(loop)
-        at = start + len(run.nodes)
-    return [*new, *(nodes[n] for n in every[at:])]
+        loop = _loop(run, nodes, tables) if run.count > 2 or len(run.template) >= SHORT else None
+        if loop is not None:
+            new |= dict.fromkeys(run.nodes) | {run.nodes[0]: loop}
+    return [s for s in new.values() if s is not None]
 
 
 def _node(i: int, statement: Statement) -> Node:

@@ -28,7 +28,7 @@ from ...proto.types import TensorType, ValueInfo
 from ..calls.outputs import field_names
 from ..spec import Spec
 from .code import EXTENT, FUNCTION, Block, layout, live, mark, references, string, substituted
-from .control import FORMS, used
+from .control import FORMS
 from .emitter import SAMPLE, Emitter, Scope
 from .head import SAFETENSORS, Head, plain, table, title
 from .layers import Loop, rolled
@@ -225,7 +225,7 @@ class _ModuleWriter:
         returned, tables = references(block.result), dict[str, tuple[str, ...]]()
         block.statements = scheduled(live(block.statements, returned), returned, spec.types)
         block.statements = rolled(block.statements, returned, spec.types, tables)
-        layers = [s.layer for s in block.statements if isinstance(s, Loop) and s.layer is not None]
+        layers = [s.layer for s in block.statements if isinstance(s, Loop)]
         read = called([block, *layers], self.emitter.functions)
         functions = [*(f for f in self.emitter.functions if f.reference in read), *layers]
         for function in [*functions, block]:
@@ -289,7 +289,7 @@ class _ModuleWriter:
 
     def _unpacked(self, block: Block) -> tuple[list[str], set[str]]:
         """Lines that name the extents that the model reads; references that are read, those of the inputs included."""
-        read = used(block)
+        read = block.used
         read |= {f"input {k}" for r, (k, _) in self.places.items() if r in read}
         lines = []
         for i, argument in enumerate(self.arguments):

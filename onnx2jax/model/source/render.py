@@ -61,15 +61,14 @@ class Renderer:
         yield from self._body(block, names, 4)
 
     def _bind(self, block: Block, names: Identifiers) -> None:
-        read = set(references(block.result)).union(*(s.reads() for s in block.statements))
+        read = block.used
         for reference in block.arguments:
-            if reference in FIXED:
-                continue
             if reference not in read:
                 names.of[reference] = "_"
-                continue
-            wanted = self.extents.get(reference) or without_numbers(self.wanted.get(reference, "")) or hint(reference)
-            names.bind(reference, wanted or "h", "step" if wanted == "i" else "h")
+            elif reference not in FIXED:
+                wanted = without_numbers(self.wanted.get(reference, "")) or hint(reference)
+                wanted = self.extents.get(reference, wanted)
+                names.bind(reference, wanted, "step" if wanted == "i" else "h")
 
     def _body(self, block: Block, names: Identifiers, indent: int) -> Iterator[str]:
         for line in block.opening:
@@ -123,7 +122,6 @@ class Renderer:
         yield ""
 
     def _loop(self, loop: Loop, names: Identifiers, indent: int, dying: Sequence[str]) -> Iterator[str]:
-        assert loop.layer is not None
         space = " " * indent
         for reference, values in loop.columns.items():
             text = ", ".join(names.text(v) for v in values)

@@ -87,10 +87,8 @@ def unchanged(call: NodeCall) -> Value | None:
             return first if same_type else None
         case "Reshape" | "Flatten" | "Squeeze" | "Unsqueeze" | "Expand":
             return first if same else None
-        case "Mul" | "Div":
-            return _times_one(call)
-        case "And":
-            return next((v for k, v in enumerate(call.operands) if v is not None and _is_true(call, 1 - k)), None)
+        case "Mul" | "Div" | "And":
+            return _beside_one(call)
         case "Concat" | "Sum" | "Max" | "Min" | "Mean":
             return first if len(call) == 1 else None
         case "Transpose":
@@ -109,18 +107,14 @@ def squeezed(call: NodeCall) -> list[Any]:
     return [lax.full([d for i, d in enumerate(x.shape) if i not in dropped], 0, x.dtype)]
 
 
-def _times_one(call: NodeCall) -> Value | None:
-    """The operand that a Mul or Div by 1 returns."""
-    for k in (0, 1) if call.node.op_type == "Mul" else (0,):
-        x, one = call.value(k), call.scalar(1 - k)
-        if one is not None and one == 1 and None not in (x.rank, x.dtype) and x.dtype == call.value(1 - k).dtype:
-            return x if (call.value(1 - k).rank or 0) <= (x.rank or 0) else None
+def _beside_one(call: NodeCall) -> Value | None:
+    """The operand that a Mul or Div by 1, or an And with True, returns."""
+    for k in (0,) if call.node.op_type == "Div" else (0, 1):
+        x, one = call.value(k), call.value(1 - k)
+        keeps_shape = not one.rank or (x.rank is not None and one.rank <= x.rank)
+        if call.scalar(1 - k) == 1 and keeps_shape and x.dtype is not None and x.dtype == one.dtype:
+            return x
     return None
-
-
-def _is_true(call: NodeCall, i: int) -> bool:
-    """Whether an operand is the constant True, which leaves the other one as it is."""
-    return call.scalar(i) is not None and bool(call.scalar(i)) and call.value(i).rank == 0
 
 
 def _longest(dimension: Any, axis: int, shapes: Sequence[Any]) -> Any:
