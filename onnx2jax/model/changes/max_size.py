@@ -25,9 +25,8 @@ def with_max_size(imported: Imported, sizes: Mapping[str, int]) -> Imported:
     if unknown:
         raise InputNameError(f"max_size names {unknown}; the nodes that can take a size are {sorted(possible)}")
     graph = imported.graph
-    nodes = tuple(
-        _padded(n, sizes[n.name]) if possible.get(n.name) is n and n.name in sizes else n for n in graph.nodes
-    )
+    padded = {possible[name]: size for name, size in sizes.items()}
+    nodes = tuple(_padded(n, padded[n]) if n in padded else n for n in graph.nodes)
     counts = tuple(ValueInfo(f"{name}/count", TensorType(np.dtype(np.int64), ())) for name in sizes)
     return replace(imported, graph=replace(graph, nodes=nodes, outputs=graph.outputs + counts))
 
@@ -45,10 +44,5 @@ def check_counts(results: Sequence[Any], sizes: Mapping[str, int]) -> None:
 
 
 def _padded(node: Node, size: int) -> Node:
-    target = registry.resolve(PADDED, node.op_type, 1)
-    return replace(
-        node,
-        outputs=(f"{node.name}/count", *node.outputs),
-        attributes={**node.attributes, "size": size},
-        target=target,
-    )
+    target, outputs = registry.resolve(PADDED, node.op_type, 1), (f"{node.name}/count", *node.outputs)
+    return replace(node, outputs=outputs, attributes={**node.attributes, "size": size}, target=target)

@@ -29,6 +29,15 @@ def with_graph(model: Any, graph: Graph, static: Mapping[str, Any] | None = None
     return model._replace(model.spec.with_graph(graph, static, **fields))
 
 
+def with_rewritten(
+    model: Any, spec: Any, graph: Graph, write: Callable[[Any], None], changes: Mapping[str, Any]
+) -> Any:
+    """The model of a spec with another graph for the same calls; ``write`` makes it of its file's ModelProto."""
+    origin = None if spec.origin is None else spec.origin.changed(write)
+    kept = {"bucket": spec.bucket, "max_size": spec.max_size}
+    return model._replace(spec.with_graph(graph, changes=changes, origin=origin, **kept))
+
+
 def cut(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> Graph:
     """The subgraph between some values.
 

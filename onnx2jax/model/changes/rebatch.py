@@ -150,11 +150,10 @@ class Groups:
         out_axes = tuple(self.outputs.get(v.name) for v in graph.outputs)
         batched = tuple(v for v in graph.inputs if v.name in axes)
         body = replace(graph, inputs=batched, initializers={}, lifted=frozenset())
-        attributes = {"body": body, "size": self.size, "axes": tuple(axes.values()), "out_axes": out_axes}
+        attributes: dict[str, Any] = {"body": body, "size": self.size, "axes": tuple(axes.values())}
+        attributes |= {"out_axes": out_axes, "named": self.named}
         outputs = tuple(v.name for v in graph.outputs)
-        node = Node(
-            "rebatch", "InGroups", PRIVATE, 1, tuple(axes), outputs, attributes | {"named": self.named}, IN_GROUPS
-        )
+        node = Node("rebatch", "InGroups", PRIVATE, 1, tuple(axes), outputs, attributes, IN_GROUPS)
         return replace(
             graph,
             nodes=(node,),
@@ -176,10 +175,9 @@ class Groups:
 
     def _freed(self, value: ValueInfo, axis: int | None, batch: Collection[Dim] = ()) -> ValueInfo:
         """The declaration with a dimension variable for the batch, or an unknown extent where it is one factor."""
-        batch = {self.size, *self.variables, *batch}
-        shape = [
-            (self.variables[0] if d in batch else None) if i == axis else d for i, d in enumerate(value.shape or ())
-        ]
+        shape, batch = list(value.shape or ()), {self.size, *self.variables, *batch}
+        if axis is not None and axis < len(shape):
+            shape[axis] = self.variables[0] if shape[axis] in batch else None
         return value.reshaped(shape or [self.variables[0]])
 
     def _joined(self, value: ValueInfo) -> ValueInfo:

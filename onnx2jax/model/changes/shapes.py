@@ -16,6 +16,7 @@ from ...eval.values import to_host
 from ...ir.graph import descendants
 from ...proto.messages import keep, weights
 from ...proto.types import TensorType, ValueInfo
+from .parts import with_rewritten
 
 Shapes = Mapping[str, tuple[int, ...]]
 SIZES: Final = (2, 64, 224)
@@ -49,15 +50,7 @@ def with_new_shapes(model: Any, changes: Mapping[str, Any]) -> Any:
     computed = _computed(model._replace(spec.of_group()), shapes)
     outputs = tuple(_declared(v, computed.get(v.name)) if v.name in stale else v for v in graph.outputs)
     write = partial(_write, shapes, {v.name: v.shape for v in outputs if v.name in stale and v.shape}, stale)
-    return model._replace(
-        model.spec.with_graph(
-            replace(changed, outputs=outputs),
-            changes=every,
-            bucket=model.spec.bucket,
-            max_size=model.spec.max_size,
-            origin=None if model.origin is None else model.origin.changed(write),
-        )
-    )
+    return with_rewritten(model, model.spec, replace(changed, outputs=outputs), write, every)
 
 
 def _computed(model: Any, shapes: Shapes) -> dict[str, tuple[int, ...]]:

@@ -26,6 +26,7 @@ from .affine import with_affine_folded
 from .constants import folded, with_constant_targets
 from .inlined import with_branches_inlined
 from .no_ops import without_duplicates, without_no_ops
+from .parts import with_rewritten
 from .rewritten import Rewriting
 
 
@@ -47,15 +48,8 @@ def simplified(model: Any, *, merge_products: bool = False) -> Any:
     spec, graph = with_branches_inlined(spec, spec.imported(graph).graph)
     new = _Simplification(spec, {n for g in graph.walk() for n in g.defines}, merge_products).of(graph)
     stored = [{g.key(n): v for g in graphs.walk() for n, v in g.initializers.items()} for graphs in (graph, new)]
-    return model._replace(
-        spec.with_graph(
-            new,
-            changes={n: v for n, v in spec.changes.items() if stored[1].get(n) is stored[0][n]},
-            bucket=spec.bucket,
-            max_size=spec.max_size,
-            origin=None if spec.origin is None else spec.origin.changed(Rewriting.between(graph, new)),
-        )
-    )
+    changes = {n: v for n, v in spec.changes.items() if stored[1].get(n) is stored[0][n]}
+    return with_rewritten(model, spec, new, Rewriting.between(graph, new), changes)
 
 
 def _check(model: Any) -> None:
