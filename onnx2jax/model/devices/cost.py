@@ -28,7 +28,7 @@ from ..caches import step_extents
 from ..calls.arguments import checked_dims, named_dims, variables
 from ..changes.parts import with_graph
 from ..convert import convert
-from ..reports.summary import mark, node_of, traced
+from ..reports.summary import feeds_of, mark, node_of, traced
 from . import hlo
 from .chips import Slice, slice_of
 from .explained import Stage, as_zeros, bytes_held, programs, sizes_by_kind
@@ -280,13 +280,10 @@ def _inputs(model: Any, dims: Mapping[str, int], devices: int) -> tuple[dict[str
     dims |= {n: devices for n in variables(inputs) if n in batch and n not in dims}
     dims |= step_extents(with_graph(model, model.graph, placement=None), dims)
     extents = {n: dims.get(n, 1) for n in variables(inputs)}
-    types = {}
     for info in inputs:
         if not isinstance(info.type, TensorType) or info.type.shape is None or info.type.dtype.hasobject:
             raise ShardingError(f"input {info} is no tensor of numbers with a declared rank")
-        shape = tuple(extents[d] if isinstance(d, str) else d for d in info.type.shape)
-        types[info.name] = jax.ShapeDtypeStruct(shape, info.type.dtype)
-    return extents, types
+    return extents, feeds_of(model, {}, extents, abstract=True)
 
 
 @contextmanager

@@ -168,7 +168,8 @@ def _with_multiples(
         try:
             function, types = _function(model, params, shapes)
             names = platforms or ("cpu", "cuda", "tpu")
-            with progress.stage(f"lowering for {', '.join(names)}{_under(bounds)}"):
+            under = f", with {len(bounds)} constraint{'s' * (len(bounds) > 1)} on dimensions" if bounds else ""
+            with progress.stage(f"lowering for {', '.join(names)}{under}"):
                 return _lowered(model, (jax.jit(function), types), names, shapes), multiples, bounds
         except (UnsupportedError, OperatorError, KnownValueError) as e:
             first = first or e
@@ -189,11 +190,9 @@ def _with_multiples(
                 learnt, first = learnt + new, None
                 _LOGGER.info("another attempt, which requires %s", ", ".join(new))
                 continue
-            if isinstance(e, KnownValueError):
-                raise first from first.__cause__
             named = _named(str(e), candidates) or _named("\n".join(e.__notes__), candidates)
             steps = {n: 2 * multiples.get(n, 1) for n in named}
-            if not steps or max(steps.values()) > STEPS:
+            if isinstance(e, KnownValueError) or not steps or max(steps.values()) > STEPS:
                 raise first from first.__cause__
             multiples, learnt = multiples | steps, []  # bounds are of symbols, which count other steps now
             _LOGGER.info("another attempt, with %s", _steps(steps))
@@ -201,11 +200,6 @@ def _with_multiples(
 
 def _steps(multiples: Mapping[str, int]) -> str:
     return ", ".join(f"{n} a multiple of {k}" for n, k in multiples.items())
-
-
-def _under(bounds: Sequence[str]) -> str:
-    """The number of constraints, for a message about progress."""
-    return f", with {len(bounds)} constraint{'s' * (len(bounds) > 1)} on dimensions" if bounds else ""
 
 
 def _fixes(message: str, inputs: Sequence[ValueInfo], free: Mapping[str, str], multiples: Mapping[str, int]) -> str:

@@ -153,16 +153,13 @@ def _bound(left: str, right: str, symbols: Collection[str], known: Collection[st
             return  # an upper bound, or an order of two symbols, which would be arbitrary
         if len(names) == 1:
             (one,) = names
-            least = next((k for k in range(1, _MOST) if evaluated(difference, {one: k}.__getitem__) >= 0), None)
-            if least is not None and (simple := f"{one} >= {least}") not in known:
-                yield simple
-                return
-        elif bounds := [b for b in _bounds(difference, names) if b not in known]:
-            yield from bounds
-            return
+            least = (k for k in range(1, _MOST) if evaluated(difference, {one: k}.__getitem__) >= 0)
+            bounds = [f"{one} >= {k}" for k in itertools.islice(least, 1)]
+        else:
+            bounds = _bounds(difference, names)
     except (ValueError, SyntaxError, ArithmeticError):
         return
-    yield f"{left} >= {right}"
+    yield from [b for b in bounds if b not in known] or [f"{left} >= {right}"]
 
 
 def _bounds(text: str, names: Collection[str]) -> list[str]:
