@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from typing import Final
 
 import numpy as np
@@ -61,13 +61,10 @@ def best(patterns: Sequence[Pattern], devices: int) -> MeshLayout:
     """The layout that expresses most of the patterns; the first such one."""
     wanted = Counter(patterns)
     indices = {p: index for p in wanted if (index := _array(p, devices)) is not None}
-    orders = [tuple(range(devices))]
-    for holders, _ in wanted:
-        flat = tuple(d for group in holders for d in group)
-        if sorted(flat) == list(range(devices)) and flat not in orders and len(orders) < _MAX_ORDERS:
-            orders.append(flat)
-    result, top = MeshLayout(orders[0], (devices,), {}), -1
-    for order in orders:
+    plain = tuple(range(devices))
+    orders = [plain, *(tuple(chain.from_iterable(holders)) for holders, _ in wanted)]
+    result, top = MeshLayout(plain, (devices,), {}), -1
+    for order in islice(dict.fromkeys(o for o in orders if sorted(o) == [*plain]), _MAX_ORDERS):
         for sizes in islice(_factorings(devices), _MAX_FACTORINGS):
             digits = np.empty((len(sizes), devices), np.int64)
             digits[:, order] = np.unravel_index(np.arange(devices), sizes)

@@ -308,15 +308,15 @@ def pairs(graph: Graph, weights: Mapping[str, Any], parts: int) -> ShardedAxes:
         weights: anything with a shape, by the name of an initializer.
         parts: the number of shards.
     """
-    facts, refused = ValueFacts(graph, weights), dict[int, str]()
+    facts, rejected = ValueFacts(graph, weights), dict[int, str]()
     while True:
-        walk = Walk(graph, facts, weights, parts, refused)
+        walk = Walk(graph, facts, weights, parts, rejected)
         walk.run(_BEGINS, _RULES)
-        if refused.keys() >= walk.failed.keys():
+        if rejected.keys() >= walk.failed.keys():
             walk.annotate({"MatMulNBits", *_PRODUCTS, *_ATTENTION}, {"Gather", "MoE", "QMoE"})
             walk.explain()
             return walk.sharded
-        refused = walk.failed | refused
+        rejected = walk.failed | rejected
 
 
 _PRODUCTS: Final = ("MatMul", "Gemm", "FusedMatMul", "FusedGemm", "GemmFastGelu")

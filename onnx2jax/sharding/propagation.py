@@ -101,12 +101,12 @@ class ShardedAxes:
 
 
 class Walk:
-    """One pass over the nodes; ``refused`` maps indices of nodes where sharding must not start to the reason."""
+    """One pass over the nodes; ``rejected`` maps indices of nodes where sharding must not start to the reason."""
 
     def __init__(
-        self, graph: Graph, facts: ValueFacts, weights: Mapping[str, Any], parts: int, refused: Mapping[int, str]
+        self, graph: Graph, facts: ValueFacts, weights: Mapping[str, Any], parts: int, rejected: Mapping[int, str]
     ) -> None:
-        self.graph, self.facts, self.weights, self.parts, self.refused = graph, facts, weights, parts, refused
+        self.graph, self.facts, self.weights, self.parts, self.rejected = graph, facts, weights, parts, rejected
         self.sharded = ShardedAxes()
         self.along: dict[str, Along] = {}
         self.concatenated: set[str] = set()
@@ -134,9 +134,9 @@ class Walk:
         if node.op_type not in begins:
             joined = _is_elementwise(node) and self.concatenated.intersection(node.inputs)
             self.concatenated.update(node.outputs if joined else ())
-        elif i not in self.refused:
+        elif i not in self.rejected:
             return begins[node.op_type](self, i, node)
-        elif self.refused[i] == CONCATENATED:
+        elif self.rejected[i] == CONCATENATED:
             self.concatenated.update(node.outputs)
         return []
 
@@ -196,7 +196,7 @@ class Walk:
         for i, node in enumerate(self.graph.nodes):
             weights = {w for n in node.inputs for w in self.facts.of(n).weights or ()}
             reads = not weights.isdisjoint(self.sharded.weights) and node.op_type in (*products, *tables)
-            moves = node.op_type in products and (i in self.refused or any(n in self.along for n in node.outputs))
+            moves = node.op_type in products and (i in self.rejected or any(n in self.along for n in node.outputs))
             if reads or moves or key(node) in self.sharded.sliced:
                 shapes = {n: shape for n in node.outputs if n and (shape := self.shape(n))}
                 axes = {n: self.along[n][0] if n in self.along else None for n in shapes}
@@ -212,7 +212,7 @@ class Walk:
             places, why = readers.get(name, []), "no node of the main graph reads it"
             if places:
                 why = f"{label(self.graph.nodes[places[0]])} needs it replicated"
-            self.sharded.reasons[name] = next((self.refused[i] for i in places if i in self.refused), why)
+            self.sharded.reasons[name] = next((self.rejected[i] for i in places if i in self.rejected), why)
 
 
 Begin = Callable[[Walk, int, Node], Sequence[Along | None]]
