@@ -85,15 +85,12 @@ class Constraints(Constraint):
         return values
 
     def shards(self, node: Node, /) -> Shards:
-        position, axis, along = ALONG.get(node.op_type, (0, 0, ""))
-        for s in node.devices[self.name].shardings if along and self.name in node.devices else ():
-            if (
-                s.tensor == node.inputs[position]
-                and s.tensor in self.sharded
-                and s.axes == (axis,)
-                and len(s.splits) == 1
-            ):
-                return Shards(s.splits[0].shards, along, True)
+        if node.op_type in ALONG and self.name in node.devices:
+            position, axis, along = ALONG[node.op_type]
+            weight = node.inputs[position]
+            for s in node.devices[self.name].shardings if weight in self.sharded else ():
+                if (s.tensor, s.axes, len(s.splits)) == (weight, (axis,), 1):
+                    return Shards(s.splits[0].shards, along, True)
         return Shards(spread=True)
 
     def _constrained(self, node: Node, sharding: Sharding, value: Any) -> Any:

@@ -126,8 +126,7 @@ def cut(graph: Graph, costs: Sequence[float], count: int) -> list[int]:
         raise ShardingError(
             f"{count} stages for {len(costs)} nodes: each stage needs a node, so stages={len(costs)} is the maximum"
         )
-    total = sum(costs)
-    sums = list(accumulate(costs)) if total > 0 else list(range(1, len(costs) + 1))
+    sums = list(accumulate(costs if sum(costs) > 0 else [1] * len(costs)))
     crossing = _crossing(graph)
     ends: list[int] = []
     for k in range(1, count):
@@ -189,10 +188,9 @@ def slices(mesh: Mesh | None, count: int) -> tuple[Mesh, list[Mesh]]:
         raise ShardingError(
             f"stages={count}, and axis {AXIS!r} of the mesh has {mesh.shape[AXIS]} devices: stages={mesh.shape[AXIS]}"
         )
-    place = mesh.axis_names.index(AXIS)
-    names = tuple(n for n in mesh.axis_names if n != AXIS) or ("data",)
-    shape = tuple(mesh.shape[n] for n in mesh.axis_names if n != AXIS) or (1,)
-    return mesh, [Mesh(part.reshape(shape), names) for part in np.split(mesh.devices, mesh.shape[AXIS], place)]
+    axes = {n: extent for n, extent in mesh.shape.items() if n != AXIS} or {"data": 1}
+    parts = np.split(mesh.devices, count, mesh.axis_names.index(AXIS))
+    return mesh, [Mesh(part.reshape(tuple(axes.values())), tuple(axes)) for part in parts]
 
 
 def in_stages(

@@ -102,16 +102,12 @@ class _Axis:
             if (step := at[1] - at[0]) != at[2] - at[1] or not step:
                 return
             value, rest = divmod(self.extent - at[0], step)
-            if multiple := MULTIPLE.fullmatch(self.text) if rest or value < 1 else None:
-                k = int(multiple[1])
-                raise InputShapeError(
-                    f"{self.where}, and the program takes multiples of {k} there: pad or resize it to "
-                    f"{max(k, -(-self.extent // k) * k)}"
-                )
             if rest or value < 1:
-                raise InputShapeError(
-                    f"{self.where}, and the program takes {self.text} there, with {symbol} of at least 1"
-                )
+                takes = f"{self.text} there, with {symbol} of at least 1"
+                if multiple := MULTIPLE.fullmatch(self.text):
+                    k = int(multiple[1])
+                    takes = f"multiples of {k} there: pad or resize it to {max(k, -(-self.extent // k) * k)}"
+                raise InputShapeError(f"{self.where}, and the program takes {takes}")
             known[symbol] = value
 
 
