@@ -22,11 +22,8 @@ FRAME: Final = "width:100%;height:560px;border:1px solid #8884;border-radius:8px
 def card(model: Any, stages: Sequence[Sequence[str]], page: str) -> str:
     """The page of the graph in a frame; signature, opsets, operators, parameters by size, and stages if several."""
     graph = model.graph
-    values = [
-        *(("input", v.name, str(v.type)) for v in model.inputs),
-        *(("optional", v.name, str(v.type)) for v in model.optional.values()),
-        *(("output", v.name, str(v.type)) for v in model.outputs),
-    ]
+    sorts = {"input": model.inputs, "optional": model.optional.values(), "output": model.outputs}
+    values = [(sort, v.name, str(v.type)) for sort, infos in sorts.items() for v in infos]
     operators = Counter(node.op_type for inner in graph.walk() for node in inner.nodes).most_common()
     arrays = sorted(analysis.parameters(graph).items(), key=lambda item: -item[1].nbytes)
     weights = [(n, str(TensorType(v.dtype, v.shape)), f"{v.nbytes:,}") for n, v in arrays]

@@ -233,12 +233,11 @@ def _laid_out(
 
 
 def _drawn(block: Box, left: float, top: int) -> str:
-    titles = [t if len(t) <= MOST_LETTERS else f"…{t[1 - MOST_LETTERS :]}" for t in block.titles]
-    rows = "".join(
-        f"<text x='{block.width / 2:.0f}' y='{HEIGHT * 2 // 3 + k * LINE}'>{escape(t)}</text>"
-        for k, t in enumerate(titles)
-    )
-    label = f"<text class='type' x='{block.width / 2:.0f}' y='{block.height + 12}'>{escape(block.label)}</text>"
+    rows, middle = "", f"{block.width / 2:.0f}"
+    for k, title in enumerate(block.titles):
+        shown = title if len(title) <= MOST_LETTERS else f"…{title[1 - MOST_LETTERS :]}"
+        rows += f"<text x='{middle}' y='{HEIGHT * 2 // 3 + k * LINE}'>{escape(shown)}</text>"
+    label = f"<text class='type' x='{middle}' y='{block.height + 12}'>{escape(block.label)}</text>"
     hidden = any(node.graphs for node in block.nodes) and not block.clusters
     state = " open" if block.clusters else " closed" if hidden and block.kind == "node" else ""
     return (
@@ -278,10 +277,9 @@ text{text-anchor:middle;font:13px ui-monospace,monospace;fill:#222}
 
 
 SWEEPS: Final = 6
-Edges = Collection[tuple[int, int]]
 
 
-def layered(count: int, edges: Edges) -> list[list[int]]:
+def layered(count: int, edges: Collection[tuple[int, int]]) -> list[list[int]]:
     """Blocks 0 to count - 1 in layers, from left to right.
 
     Edges point down, except those that close a cycle, which blocks of several nodes can form.
@@ -291,7 +289,11 @@ def layered(count: int, edges: Edges) -> list[list[int]]:
     >>> layered(2, [(0, 1), (1, 0)])
     [[0], [1]]
     """
-    depth = _depths(count, edges)
+    rank = {block: i for i, block in enumerate(in_order(count, edges))}
+    depth = [0] * count  # the length of the longest path to each block
+    for start, end in sorted(edges, key=lambda edge: rank[edge[0]]):
+        if rank[start] < rank[end]:
+            depth[end] = max(depth[end], depth[start] + 1)
     layers: list[list[int]] = [[] for _ in range(max(depth, default=-1) + 1)]
     above: list[list[int]] = [[] for _ in range(count)]
     below: list[list[int]] = [[] for _ in range(count)]
@@ -317,13 +319,3 @@ def _put(layer: Sequence[int], place: list[float]) -> None:
     """Set the blocks' horizontal places, centred at 0."""
     for i, block in enumerate(layer):
         place[block] = i - (len(layer) - 1) / 2
-
-
-def _depths(count: int, edges: Edges) -> list[int]:
-    """The length of the longest path to each block, along edges that agree with ``in_order``."""
-    depth = [0] * count
-    rank = {block: i for i, block in enumerate(in_order(count, edges))}
-    for start, end in sorted(edges, key=lambda edge: rank[edge[0]]):
-        if rank[start] < rank[end]:
-            depth[end] = max(depth[end], depth[start] + 1)
-    return depth

@@ -193,21 +193,21 @@ class Outline:
     def _stacks(self, indices: Sequence[int]) -> list[Item]:
         """Nodes with those behind them that read nothing else, if only the last result is read elsewhere."""
         items: list[Item] = []
-        candidates, taken = set(indices), set[int]()
+        free = set(indices)
         for i in indices:
-            if i in taken:
+            if i not in free:
                 continue
             rows, ends = [i], 1
             while len(rows) < MOST_ROWS and not self.graph.nodes[i].bodies:
                 results = {n for r in rows for n in self.graph.nodes[r].outputs if n}
-                after = sorted({r for n in results for r in self.readers[n]} - {*rows, *taken, *self.hidden})
-                following = next((r for r in after if r in candidates and self._follows(r, results)), None)
+                readers = sorted({r for n in results for r in self.readers[n] & free} - {*rows})
+                following = next((r for r in readers if self._follows(r, results)), None)
                 if following is None:
                     break
                 rows.append(following)
                 if self._leaving(rows) <= {*self.graph.nodes[following].outputs}:
                     ends = len(rows)
-            taken.update(rows[:ends])
+            free.difference_update(rows[:ends])
             items.append(i if ends == 1 else NodeGroup("stack", self.graph.nodes[i].op_type, tuple(rows[:ends])))
         return items
 
