@@ -19,7 +19,7 @@ from .verified import VerifiedSteps
 OF_VALUES: Final = frozenset(
     (
         *("model", "first", "embedding", "weights", "_prefill_model", "_full_cache_model", "_in_place_model"),
-        *("_programs", "_verified", "_candidate_layouts", "_structure"),
+        *("_programs", "_verified", "_failed_layouts", "_structure"),
     )
 )
 """Attributes of a decoder that depend on the values of its parameters."""
@@ -69,7 +69,7 @@ class DecoderStructure:
         vars(new).update(self._attributes, _structure=self)
         new.model, new.first = models[""], models.get(FIRST, models[""])
         new.embedding = None if self._embedding is None else self._embedding.over(models.get(PREFIX))
-        new._programs, new._verified, new._candidate_layouts = Programs(new), set(), {}
+        new._programs, new._verified, new._failed_layouts = Programs(new), set(), set()
         return new
 
 

@@ -30,8 +30,8 @@ class VerifiedSteps(Steps):
         super().__init__(model, first, embed)
         self._programs = Programs(self)
         self._verified: set[Any] = set()
-        self._candidate_layouts: dict[tuple[int, bool], list[str]] = {}
-        """(cache length, whether prompts differ in length) -> the layouts that have not failed verification."""
+        self._failed_layouts: set[tuple[int, bool, str]] = set()
+        """Cache length, whether prompts differ in length, and a layout that has failed verification."""
 
     @staticmethod
     def _ragged(cache: Cache) -> bool:
@@ -44,19 +44,15 @@ class VerifiedSteps(Steps):
 
     def _prefill(self, rows: list[np.ndarray], room: int, layout: str, choice: Choice, controls: Controls) -> LoopState:
         lengths = np.array([len(r) for r in rows], np.int32)
-        fed = self._embedded(self._padded(rows, room), controls)
+        if self.supports_padding:
+            size = min(max(SMALLEST_PREFILL, 1 << int(lengths.max() - 1).bit_length()), room)
+            rows = [np.pad(r, (0, size - len(r))) for r in rows]
+        fed = self._embedded(np.stack(rows), controls)
         return self._programs.prefill(fed, lengths, room, layout, choice, controls)
 
     def _embedded(self, tokens: np.ndarray, controls: Controls) -> Any:
         """Prompts as the programs take them: as embeddings if further inputs such as images are embedded with them."""
         return tokens if self.embedding is None else self.embedding.embed_prompts(tokens, controls["others"])
-
-    def _padded(self, rows: list[np.ndarray], room: int) -> np.ndarray:
-        if not self.supports_padding:
-            return np.stack(rows)
-        longest = max(map(len, rows))
-        size = min(max(SMALLEST_PREFILL, 1 << (longest - 1).bit_length()), room)
-        return np.stack([np.pad(r, (0, size - len(r))) for r in rows])
 
     def _layout(
         self, rows: list[np.ndarray], room: int, choice: Choice, controls: Controls
@@ -69,21 +65,15 @@ class VerifiedSteps(Steps):
             CacheError: no layout does.
         """
         uneven = len(set(map(len, rows))) > 1
-        if (layouts := self._candidate_layouts.get((room, uneven))) is None:
-            layouts = [""] if self.shares_slots or not uneven else []
-            layouts += ["apart"] if uneven else []
-            if self.masks_padding and {"appended"} <= set(self.kinds.values()) <= {"appended", "cross"}:
-                layouts.append("aligned")
-        for k, layout in enumerate(layouts):
+        appends = {"appended"} <= set(self.kinds.values()) <= {"appended", "cross"}
+        suited = {"": self.shares_slots or not uneven, "apart": uneven, "aligned": self.masks_padding and appends}
+        *others, last = (n for n, suits in suited.items() if suits and (room, uneven, n) not in self._failed_layouts)
+        for layout in others:
             try:
-                state = self._verify_layout(rows, room, layout, choice, controls)
+                return layout, self._verify_layout(rows, room, layout, choice, controls)
             except CacheError:
-                if layout == layouts[-1]:
-                    raise
-            else:
-                self._candidate_layouts[room, uneven] = layouts[k:]
-                return layout, state
-        raise AssertionError("no candidate layout")
+                self._failed_layouts.add((room, uneven, layout))
+        return last, self._verify_layout(rows, room, last, choice, controls)
 
     def _verify_layout(
         self, rows: list[np.ndarray], room: int, layout: str, choice: Choice, controls: Controls
@@ -107,14 +97,9 @@ class VerifiedSteps(Steps):
         state = self._prefill([r[:-1] for r in longer], room, layout, choice, unending)
         state = with_arrays(state, last=np.array([r[-1] for r in longer], np.int32), done=np.zeros(len(rows), bool))
         stepped = self._programs.loop(state, 2, choice, unending).logits
-        check_close(want.logits, stepped, room, **self._precision)
+        check_close(want.logits, stepped, room, self)
         self._verified.add(key)
         return None if short else want
-
-    @property
-    def _precision(self) -> dict[str, Any]:
-        """Keyword arguments of ``check_close`` that select its tolerance."""
-        return {"quantised": self.quantises_activations, "dtype": self.model.settings.dtype}
 
     def _verify_resume(
         self, cache: Cache, more: np.ndarray, state: LoopState, choice: Choice, controls: Controls
@@ -130,7 +115,7 @@ class VerifiedSteps(Steps):
         for last in more.T:
             chosen = {"last": last.astype(np.int32), "count": np.array(1, np.int32), "done": np.zeros(len(last), bool)}
             stepped = self._programs.loop(with_arrays(stepped, **chosen), 2, choice, _unending(controls))
-        check_close(state.logits, stepped.logits, cache.length, **self._precision)
+        check_close(state.logits, stepped.logits, cache.length, self)
         self._verified.add(key)
 
     def _verify_extend(
@@ -149,7 +134,7 @@ class VerifiedSteps(Steps):
         stale = self._programs.resume(state.cache, more[:, ::-1] // 2, choice, controls).cache
         stale = replace(stale, live=state.cache.live, end=state.cache.end)
         again = self._programs.resume(stale, more, choice, controls)
-        check_close(after.logits, again.logits, state.cache.length, **self._precision)
+        check_close(after.logits, again.logits, state.cache.length, self)
         self._verified.add(key)
 
 
@@ -166,13 +151,14 @@ def lost(where: str) -> str:
     )
 
 
-def check_close(want: Any, ours: Any, room: int, *, quantised: bool, dtype: np.dtype | None = None) -> None:
-    """Checks the logits of a cache of length ``room`` against the expected ones, of a model that computes in ``dtype``.
+def check_close(want: Any, ours: Any, room: int, steps: Steps) -> None:
+    """Checks the logits of a cache of length ``room`` against the expected ones, in the precision of the model.
 
     Raises:
         CacheError: they differ by more than the tolerance, or the expected ones are NaN.
     """
-    tolerance = max(TOLERANCE[(dtype or want.dtype).itemsize], EIGHT_BIT_TOLERANCE if quantised else 0)
+    dtype = steps.model.settings.dtype or want.dtype
+    tolerance = max(TOLERANCE[dtype.itemsize], EIGHT_BIT_TOLERANCE if steps.quantises_activations else 0)
     want, ours = np.asarray(want, np.float32), np.asarray(ours, np.float32)
     if np.isnan(want).any():
         raise CacheError(lost("after the prompt"))
