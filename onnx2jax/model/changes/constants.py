@@ -31,7 +31,7 @@ def is_pure(node: Node) -> bool:
         and not node.graphs
         and target.fixtures.isdisjoint({"rng", "derivatives"})
         and target.domain == node.domain
-        and not node.domain.startswith("onnx2jax.")
+        and not node.is_private
     )
 
 

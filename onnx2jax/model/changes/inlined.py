@@ -73,7 +73,7 @@ class _Inlining:
         body: Graph = node.attributes[branch]
         nested = [g for n in body.nodes for g in _inside(n)]
         ends = [v.name for v in body.outputs]
-        replaced = any(n.domain.startswith("onnx2jax.") for g in body.walk() for n in g.nodes)
+        replaced = any(n.is_private for g in body.walk() for n in g.nodes)
         if body.draws or replaced or len(set(ends)) < len(ends) or not body.defines >= set(ends):
             return None
         count = Counter(n for g in graph.walk() for n in g.defines)

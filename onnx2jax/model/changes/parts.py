@@ -206,21 +206,20 @@ class FilePart:
     graph: Graph
 
     def __call__(self, message: Any) -> None:
-        graph = message.graph
+        graph, ends = message.graph, {*self.inputs, *self.outputs}
         declared = {v.name: v for v in (*graph.value_info, *graph.input, *graph.output) if v.HasField("type")}
         weights = {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
         computed = {name for node in graph.node for name in node.output}
-        if unknown := {*self.inputs, *self.outputs} - weights - computed - declared.keys():
+        if unknown := ends - weights - computed - declared.keys():
             raise ModelError(
                 f"the file has no value {sorted(unknown)[0]!r}, which an option of convert computes: cut the model "
                 "converted without that option, and save it"
             )
         read = self._keep_nodes(graph)
-        missing = {*self.inputs, *self.outputs} - declared.keys()
-        inferred = inferred_types(self.graph) if missing else {}
-        ends = {n: declared[n] if n in declared else _value_info(n, inferred) for n in (*self.inputs, *self.outputs)}
+        inferred = inferred_types(self.graph) if ends - declared.keys() else {}
+        declared = {n: declared[n] if n in declared else _value_info(n, inferred) for n in ends}
         others = [v for v in graph.input if v.name in read and v.name not in self.inputs]
-        inputs, outputs = [ends[n] for n in self.inputs] + others, [ends[n] for n in self.outputs]
+        inputs, outputs = [declared[n] for n in self.inputs] + others, [declared[n] for n in self.outputs]
         for field, values in ((graph.input, inputs), (graph.output, outputs)):
             copies = [type(v).FromString(v.SerializeToString()) for v in values]
             del field[:]

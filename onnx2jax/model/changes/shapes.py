@@ -65,8 +65,8 @@ def _computed(model: Any, shapes: Shapes) -> dict[str, tuple[int, ...]]:
             error = e
     listed = ", ".join(f"{n} {list(s)}" for n, s in shapes.items())
     reason = str(error).removesuffix(f"\n{CURE}")
-    refusing = [node for node in model.graph.nodes if reason.startswith(str(node))]
-    others = [n for node in refusing for n in node.inputs if n in model.types and n not in shapes]
+    failing = [node for node in model.graph.nodes if reason.startswith(str(node))]
+    others = [n for node in failing for n in node.inputs if n in model.types and n not in shapes]
     fixes = [f"\nGive {n!r} a new shape as well: with_params({{..., {n!r}: ...}}, new_shapes=True)" for n in others[:1]]
     raise InputShapeError(
         f"the graph cannot compute with parameters of these shapes ({listed}): {reason}{''.join(fixes)}"

@@ -122,7 +122,7 @@ class _Simplification:
         return _live(replace(new, nodes=tuple(map(inside._node, new.nodes))))
 
     def _node(self, node: Node) -> Node:
-        if not node.graphs or node.domain.startswith("onnx2jax."):
+        if not node.graphs or node.is_private:
             return node
         return replace(node, attributes={k: with_graphs(v, self.of) for k, v in node.attributes.items()})
 

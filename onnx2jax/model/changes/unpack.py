@@ -82,13 +82,12 @@ def _of_integers(node: Node, operands: Sequence[Any]) -> np.ndarray:
     packed, scales, zeros, groups = operands
     groups = np.arange(columns) // size if groups is None else groups[:columns]
     scales, zeros = scales.reshape(shape).astype(np.float32), unpacked(zeros, shape, bits)
-    weight: np.ndarray = dequantized_nbits(packed.reshape(*shape, -1), scales, zeros, groups, bits)
-    return weight
+    return np.asarray(dequantized_nbits(packed.reshape(*shape, -1), scales, zeros, groups, bits))
 
 
 def _of_bnb4(node: Node, operands: Sequence[Any]) -> np.ndarray:
     sizes = (int(node.attributes[n]) for n in ("N", "K", "block_size", "quant_type"))
-    weight: np.ndarray = dequantized_bnb4(*operands, *sizes)
+    weight = np.asarray(dequantized_bnb4(*operands, *sizes))
     return weight if node.attributes.get("transB", 1) else weight.T
 
 
@@ -104,8 +103,7 @@ def _of_e4m3(node: Node, operands: Sequence[Any]) -> np.ndarray:
 
 
 def _scaled(numbers: np.ndarray, scales: np.ndarray, block_size: int) -> np.ndarray:
-    weight: np.ndarray = numbers * np.repeat(scales, block_size, axis=1)[:, : numbers.shape[1]]
-    return weight
+    return np.asarray(numbers * np.repeat(scales, block_size, axis=1)[:, : numbers.shape[1]])
 
 
 @dataclass(frozen=True)

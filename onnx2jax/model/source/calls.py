@@ -137,7 +137,7 @@ def check_callable(node: Node) -> None:
         raise unsupported(node, "it differentiates other nodes of the graph")
     if node.graphs:
         raise unsupported(node, "the operator itself calls its graph")
-    if node.domain.startswith("onnx2jax."):
+    if node.is_private:
         raise unsupported(node, "it stands for a function given to convert or replace")
     if beyond := operator.fixtures - SUPPLIED:
         raise unsupported(node, f"it needs {sorted(beyond)} of the compiler")
