@@ -11,7 +11,7 @@ Three passes over the nodes:
 1. Forward: which values are *active*, that is, computed from a product (a node whose operator has the trait
    ``product``) or from a row of a table of embeddings. A table of integers has positions or ids, and is exact.
 2. Backward: what the readers of a value *need*. Cosines, casts to integers and shapes need it exact; powers, norms,
-   softmax and losses (the trait ``wide``, see ops/description.py) need float32, and so do the model's outputs. All
+   softmax and losses (the trait ``wide``, see ops/registry.py) need float32, and so do the model's outputs. All
    readers have to agree, and of a value in memory, which several nodes read, a wide node gets the rounded one: a
    residual stream, which a norm and the next addition read, is of the compute dtype.
 3. Forward: the *kind* of each value, the greatest of its operands' unless the operator or the readers decide otherwise.

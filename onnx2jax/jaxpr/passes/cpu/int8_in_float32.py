@@ -28,7 +28,7 @@ from .... import compat
 from ....limits import FLOAT32_ROW_WEIGHT, INT8_ROWS
 from ...program import Equation, Program, branch_for, expand, substitute
 from ..any.hoist_params import parameter_only
-from .loop_weights import Form, with_prepared
+from .loop_weights import WeightForm, with_prepared
 from .onednn import PRODUCTS, multiplies_bytes
 
 SUMMANDS: Final = 2**24 // 2**14
@@ -55,11 +55,11 @@ def multiply_in_float32(program: Program) -> Program:
     return program.replace(equations=equations, outputs=outputs, constants=constants)
 
 
-def _form(rows: int, w: Any) -> Form | None:
+def _form(rows: int, w: Any) -> WeightForm | None:
     """float32, for one row and a weight that stays in the cache."""
     if rows > 1 or w.size > FLOAT32_ROW_WEIGHT or w.shape[0] > SUMMANDS:
         return None
-    return Form(lambda w: lax.convert_element_type(w, np.float32), _row_in_float32)
+    return WeightForm(lambda w: lax.convert_element_type(w, np.float32), _row_in_float32)
 
 
 def _row_in_float32(x: Any, w: Any) -> Any:

@@ -18,7 +18,7 @@ import numpy as np
 from ...program import Equation, Program, branch_for, expand, is_literal, new_variable, splice, variables
 
 
-class Form(NamedTuple):
+class WeightForm(NamedTuple):
     """How a weight is stored for a loop."""
 
     prepare: Callable[[Any], Any]
@@ -28,7 +28,7 @@ class Form(NamedTuple):
 
 
 def with_prepared(
-    scan: Equation, known: Collection[Any], constants: dict[Any, Any], form: Callable[[int, Any], Form | None]
+    scan: Equation, known: Collection[Any], constants: dict[Any, Any], form: Callable[[int, Any], WeightForm | None]
 ) -> list[Equation]:
     """The equations that prepare weights, and the loop over those.
 

@@ -40,7 +40,7 @@ from .... import compat, limits
 from ....ops.conv_rules import has_onednn
 from ...program import Equation, Program, branch_for, expand, substitute
 from ..any.hoist_params import parameter_only
-from .loop_weights import Form, is_product, with_prepared
+from .loop_weights import WeightForm, is_product, with_prepared
 
 PRODUCTS: Final = frozenset({"dot_general", "conv_general_dilated"})
 BLOCK: Final = 64
@@ -73,11 +73,11 @@ def call_onednn(program: Program) -> Program:
     return program.replace(equations=equations, outputs=outputs, constants=constants)
 
 
-def _packed_form(rows: int, w: Any) -> Form | None:
+def _packed_form(rows: int, w: Any) -> WeightForm | None:
     """``packed``, where a step's products take longer without."""
     if rows * w.size < limits.ONEDNN_INT8_ROW_PRODUCTS or not _packs(rows, *w.shape):
         return None
-    return Form(packed, functools.partial(product, columns=w.shape[1]))
+    return WeightForm(packed, functools.partial(product, columns=w.shape[1]))
 
 
 def is_available() -> bool:
