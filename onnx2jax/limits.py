@@ -210,8 +210,6 @@ stores the features that they compare."""
 INT8_ROWS: Final = 16
 """Rows from which products are in int8: 8 rows by 256 x 1024 take 90 us in float32, in int8 110 where there is no
 VNNI."""
-FLOAT32_ROW_WEIGHT: Final = 1 << 18
-"""Elements of a weight of int8 up to which a loop multiplies one row by it in float32."""
 TRANSPOSED_WEIGHT: Final = 1 << 24
 """Elements of a weight up to which it is stored transposed. Larger ones are read from memory either way (768 x 32000:
 3.7 ms as stored, 4.7 transposed), and would cost a second copy of a decoder's embedding."""

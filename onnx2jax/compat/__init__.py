@@ -47,6 +47,7 @@ from .programs import lowered_key as lowered_key
 from .programs import merges_constants as merges_constants
 from .programs import onednn as onednn
 from .programs import profiled as profiled
+from .programs import scan_constants as scan_constants
 from .programs import synchronous_device as synchronous_device
 from .programs import unwrapped as unwrapped
 from .programs import x86_features as x86_features

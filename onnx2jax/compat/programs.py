@@ -254,6 +254,12 @@ def onednn(target: str, settings: Mapping[str, Any], shape: Sequence[int], *oper
     return jax.ffi.ffi_call(target, result, custom_call_api_version=2, legacy_backend_config=text)(*operands)
 
 
+def scan_constants(scan: Any) -> int:
+    """Number of leading operands that every step of a scan reads unchanged; 0 in releases without ``onednn``,
+    which store it elsewhere."""
+    return int(scan.params.get("num_consts", 0)) if has_onednn() else 0
+
+
 def erf(x: Any) -> Any:
     """``lax.erf``. Before JAX 0.10.2 that of float32 is 0.9999998 where it should be 1: Gelu of -1e30 was -9e22."""
     y = lax.erf(x)

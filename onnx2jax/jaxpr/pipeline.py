@@ -142,8 +142,12 @@ PASSES: Final = (
     Pass("dot_layout", _imported("cpu.dot_layout", "transpose_row_weights")),
     # Calls oneDNN for products and convolutions of int8. ResNet-18 in int8: 0.5 (jaxlib 0.10 alone).
     Pass("onednn", _imported("cpu.onednn", "call_onednn"), _calls_onednn),
-    # Multiplies int8 in float32 without VNNI, and one row in loops. opennsfw with AVX2: 0.2; LSTMs in int8: 0.87.
-    Pass("int8_in_float32", _imported("cpu.int8_in_float32", "multiply_in_float32"), _has_bytes),
+    # Multiplies int8 in float32 where the processor has no VNNI. opennsfw in int8: 0.2, with AVX2.
+    Pass(
+        "int8_in_float32",
+        _imported("cpu.int8_in_float32", "multiply_in_float32"),
+        lambda _program, _options: not compat.has_int8_kernels(),
+    ),
     # Hoists parameter-only subexpressions out of the call. MiniLM with int8 weights dequantised: 0.34.
     Pass("hoist_params", _imported("any.hoist_params", "hoist", _own_branch), platforms=None),
     # Unrolls loops of few steps, where loops are serial. A decoder in int4, each layer a call: 0.7 on two cores.

@@ -9,9 +9,6 @@ Before, x and w in int8:                           After, x' and w' in float32:
 A product of two int8 is at most 2**14, so every sum of 1024 of them is an integer that float32 holds. Without VNNI
 or AMX (``compat.has_int8_kernels``) XLA multiplies int8 in loops of its own: opennsfw in int8 takes 290 ms of processor
 time, and 57 so (AMD EPYC with XLA held to AVX2, jax 0.10). An AVX2 processor took 257, and 51 without any pass.
-
-A loop over time that multiplies one row by a weight reads it as int32, which XLA makes in every call, or by a slow
-kernel (jax 0.12): it is stored in float32 on every processor. A layer of LSTMs in int8 takes 0.87 of the time.
 """
 
 from __future__ import annotations
@@ -24,11 +21,8 @@ from typing import Any, Final
 import numpy as np
 from jax import lax
 
-from .... import compat
-from ....limits import FLOAT32_ROW_WEIGHT, INT8_ROWS
-from ...program import Equation, Program, branch_for, expand, substitute
-from ..any.hoist_params import parameter_only
-from .loop_weights import WeightForm, with_prepared
+from ....limits import INT8_ROWS
+from ...program import Equation, Program, expand
 from .onednn import PRODUCTS, multiplies_bytes
 
 SUMMANDS: Final = 2**24 // 2**14
@@ -37,35 +31,14 @@ SUMMANDS: Final = 2**24 // 2**14
 
 def multiply_in_float32(program: Program) -> Program:
     """The program with products and convolutions of int8 in float32."""
-    has_kernels = compat.has_int8_kernels()
-    if not multiplies_bytes(program) or (has_kernels and not program.has("scan")):
+    if not multiplies_bytes(program):
         return program
-    names, constants = dict[Any, Any](), dict(program.constants)
-    known, equations = {*program.inputs[: program.parameters]}, list[Equation]()
-    program = program if has_kernels else program.inlined()
-    for equation, is_early in parameter_only(program, names, constants, branch_for("cpu")):
-        if is_early:
-            known.update(equation.outputs)
-        kernel = None if has_kernels else _kernel(equation)
-        if equation.name == "scan":
-            equations += with_prepared(equation, known, constants, _form)
-        else:
-            equations += [equation] if kernel is None else expand(kernel, equation, equation.inputs, constants)
-    outputs = [substitute(v, names) for v in program.outputs]
-    return program.replace(equations=equations, outputs=outputs, constants=constants)
-
-
-def _form(rows: int, w: Any) -> WeightForm | None:
-    """float32, for one row and a weight that stays in the cache."""
-    if rows > 1 or w.size > FLOAT32_ROW_WEIGHT or w.shape[0] > SUMMANDS:
-        return None
-    return WeightForm(lambda w: lax.convert_element_type(w, np.float32), _row_in_float32)
-
-
-def _row_in_float32(x: Any, w: Any) -> Any:
-    """The product of int8 and of integers in float32, in int32."""
-    x, axes = lax.convert_element_type(x, np.float32), (((x.ndim - 1,), (0,)), ((), ()))
-    return lax.convert_element_type(lax.dot_general(x, w, axes, lax.Precision.HIGHEST), np.int32)
+    program = program.inlined()
+    constants, equations = dict(program.constants), list[Equation]()
+    for equation in program.equations:
+        kernel = _kernel(equation)
+        equations += [equation] if kernel is None else expand(kernel, equation, equation.inputs, constants)
+    return program.replace(equations=equations, constants=constants)
 
 
 def _kernel(equation: Equation) -> Callable[..., Any] | None:

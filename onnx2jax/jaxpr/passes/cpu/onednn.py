@@ -28,7 +28,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 import jax
@@ -38,9 +39,8 @@ from jax import lax
 
 from .... import compat, limits
 from ....ops.conv_rules import has_onednn
-from ...program import Equation, Program, branch_for, expand, substitute
+from ...program import Equation, Program, branch_for, expand, is_literal, new_variable, substitute, variables
 from ..any.hoist_params import parameter_only
-from .loop_weights import WeightForm, is_product, with_prepared
 
 PRODUCTS: Final = frozenset({"dot_general", "conv_general_dilated"})
 BLOCK: Final = 64
@@ -63,7 +63,7 @@ def call_onednn(program: Program) -> Program:
         if is_early:
             known.update(equation.outputs)
         if equation.name == "scan":
-            *before, equation = with_prepared(equation, known, constants, _packed_form)
+            *before, equation = _with_packed(equation, known, constants)
             equations += before
             body = call_onednn(Program.of(equation.params["jaxpr"]))
             equation = equation.replace(jaxpr=body.closed())
@@ -73,11 +73,36 @@ def call_onednn(program: Program) -> Program:
     return program.replace(equations=equations, outputs=outputs, constants=constants)
 
 
-def _packed_form(rows: int, w: Any) -> WeightForm | None:
-    """``packed``, where a step's products take longer without."""
-    if rows * w.size < limits.ONEDNN_INT8_ROW_PRODUCTS or not _packs(rows, *w.shape):
-        return None
-    return WeightForm(packed, functools.partial(product, columns=w.shape[1]))
+def _with_packed(scan: Equation, known: Collection[Any], constants: dict[Any, Any]) -> list[Equation]:
+    """The equations that pack the weights which a loop multiplies rows by, and the loop over those."""
+    body, count = Program.of(scan.params["jaxpr"]).inlined(branch_for("cpu")), compat.scan_constants(scan)
+    read = Counter(variables([*(v for e in body.equations for v in e.inputs), *body.outputs]))
+    before, outside, inside, equations = list[Equation](), [*scan.inputs], [*body.inputs], [*body.equations]
+    for place, (w, inner) in enumerate(zip(scan.inputs[:count], body.inputs, strict=False)):
+        at = [i for i, e in enumerate(equations) if _is_product(e) and e.inputs[1] is inner]
+        if is_literal(w) or w not in known or read[inner] != 1 or not at:
+            continue
+        equation = equations[at[0]]
+        rows, columns = equation.outputs[0].aval.size // w.aval.shape[1], w.aval.shape[1]
+        if rows * w.aval.size < limits.ONEDNN_INT8_ROW_PRODUCTS or not _packs(rows, *w.aval.shape):
+            continue
+        shape = (w.aval.size + 4 * columns,)
+        outside[place], inside[place] = new_variable(w, shape), new_variable(w, shape)
+        before += expand(packed, scan.replace(outputs=[outside[place]]), [w], constants)
+        kernel = functools.partial(product, columns=columns)
+        equations[at[0] : at[0] + 1] = expand(kernel, equation, [equation.inputs[0], inside[place]], constants)
+    closed = body.replace(inputs=inside, equations=equations).closed()
+    return [*before, scan.replace(outside, jaxpr=closed)]
+
+
+def _is_product(equation: Equation) -> bool:
+    """Whether it is a product of rows of int8 by a matrix, in int32."""
+    if equation.name != "dot_general":
+        return False
+    x, w, y = (v.aval for v in (*equation.inputs, *equation.outputs))
+    plain = (((x.ndim - 1,), (0,)), ((), ()))
+    in_bytes = [a.dtype for a in (x, w, y)] == [np.int8, np.int8, np.int32] and w.ndim == 2 and y.size > 0 < x.size
+    return in_bytes and tuple(tuple(map(tuple, pair)) for pair in equation.params["dimension_numbers"]) == plain
 
 
 def is_available() -> bool:
@@ -98,7 +123,7 @@ def _kernel(equation: Equation) -> Callable[..., Any] | None:
     if y.size * math.prod(w.shape[:-1]) < least:
         return None
     if equation.name == "dot_general":
-        return product if is_product(equation) else None
+        return product if _is_product(equation) else None
     problem, numbers, last = equation.convolution, equation.params["dimension_numbers"], (0, 3, 1, 2)
     is_nhwc = (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec) == (last, (3, 2, 0, 1), last)
     if not (is_nhwc and problem.is_unpadded and has_onednn(problem)):
