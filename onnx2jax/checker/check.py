@@ -222,7 +222,7 @@ class _Evaluation(Abstract):
             computed = TensorType(declared.type.dtype, tuple(value.shape))
             self.shapes[path, declared.name] = _Shape(source, computed, declared.type, is_output)
 
-    def refuse(self, path: str, node: Node, values: Sequence[Any], reason: str) -> None:
+    def reject(self, path: str, node: Node, values: Sequence[Any], reason: str) -> None:
         """Note why a node refuses its operands, and their types."""
         types = ", ".join(f"{v.dtype}{list(v.shape)}" for v in values if is_typed(v))
         self.refusals.setdefault(path, _Refusal(node.op_type, types or "none", reason))

@@ -17,8 +17,8 @@ from .config import enable_x64 as enable_x64
 from .config import in_32_bits as in_32_bits
 from .config import keeps_programs as keeps_programs
 from .config import process_options as process_options
-from .config import refused_value as refused_value
-from .config import refuses_values as refuses_values
+from .config import rejected_value as rejected_value
+from .config import rejects_values as rejects_values
 from .config import trace_context as trace_context
 from .mesh import auto as auto
 from .mesh import context_mesh as context_mesh

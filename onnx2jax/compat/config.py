@@ -88,10 +88,10 @@ For the keys of caches in memory: JAX's own key of its trace caches, and the opt
 
 def checks_values() -> bool:
     """True if debug_nans, debug_infs or disable_jit is set."""
-    return refuses_values() or bool(jax.config.jax_disable_jit)  # type: ignore[attr-defined]
+    return rejects_values() or bool(jax.config.jax_disable_jit)  # type: ignore[attr-defined]
 
 
-def refuses_values() -> bool:
+def rejects_values() -> bool:
     """True if debug_nans or debug_infs is set."""
     return bool(jax.config.jax_debug_nans or jax.config.jax_debug_infs)  # type: ignore[attr-defined]
 
@@ -103,7 +103,7 @@ def any_values() -> Iterator[None]:
         yield
 
 
-def refused_value(array: np.ndarray) -> str:
+def rejected_value(array: np.ndarray) -> str:
     """What a result must not hold by ``jax.debug_nans`` or ``debug_infs``, and this one does: "nan" or "inf"."""
     if not jnp.issubdtype(array.dtype, np.inexact):
         return ""

@@ -109,7 +109,7 @@ class Abstract:
     def compare(self, path: str, declared: ValueInfo, value: Any, source: str, is_output: bool = False) -> None:
         """Called with each value whose type is declared."""
 
-    def refuse(self, path: str, node: Node, values: Sequence[Any], reason: str) -> None:
+    def reject(self, path: str, node: Node, values: Sequence[Any], reason: str) -> None:
         """Called with each node that refuses its operands, but for those in bodies of control flow."""
 
     def guess(self, node: Node, scope: Scope, context: Context) -> Sequence[Any]:  # noqa: ARG002
@@ -197,7 +197,7 @@ class Abstract:
         except Exception as e:
             is_refusal = isinstance(e, REFUSALS) and not isinstance(e, KnownValueError | NotImplementedError)
             if is_refusal and not quiet:
-                self.refuse(path, node, values, str(e).partition("\n")[0].removeprefix(f"{node}: "))
+                self.reject(path, node, values, str(e).partition("\n")[0].removeprefix(f"{node}: "))
         return self.guess(node, scope, context)
 
     def _settled(self, value: Any) -> Any:

@@ -29,7 +29,7 @@ ON_PURPOSE: Final = (ValueError, NotImplementedError, OverflowError, MemoryError
 """Exceptions by which operators, JAX and NumPy refuse operands."""
 FOREIGN: Final = (TypeError, IndexError, ArithmeticError)
 """Exceptions of JAX and NumPy; raised by this library, they are bugs unless operands have a wrong type or rank."""
-CURE: Final = (
+LIBRARY_FIX: Final = (
     "If the model runs elsewhere, the inputs given here do not fit it: compare shapes and dtypes with model.inputs."
 )
 """The fix for errors of JAX and NumPy, which do not know the model."""
@@ -67,7 +67,7 @@ def node_error(e: Exception, node: Node, values: Sequence[Any], on_host: bool) -
         fix = f"\n{THEIRS.format(theirs)}" if theirs and _raised_by_a_library(e) else ""
         return UnsupportedError(f"{node}: {e}\n{operands(node, values)}{fix}")
     wrong = "" if theirs else _misfit(node, values, e)
-    fix = wrong or ((THEIRS.format(theirs) if theirs else CURE) if _raised_by_a_library(e) else "")
+    fix = wrong or ((THEIRS.format(theirs) if theirs else LIBRARY_FIX) if _raised_by_a_library(e) else "")
     if wrong or isinstance(e, ON_PURPOSE) or (isinstance(e, FOREIGN) and fix):
         if any(map(is_string, values)) and not is_known(values):
             return needs_known(node, "an operand beside strings", node.inputs)
@@ -104,20 +104,20 @@ def _explained(e: Exception) -> str:
     return text
 
 
-def refuse_special_values(outputs: Sequence[ValueInfo], results: Sequence[Any]) -> None:
+def check_special_values(outputs: Sequence[ValueInfo], results: Sequence[Any]) -> None:
     """Check what NumPy computed for ``jax.debug_nans`` and ``debug_infs``, as JAX does for its own results.
 
     Raises:
         FloatingPointError: an output has such a value.
     """
     for output, result in zip(outputs, results, strict=False) if compat.checks_values() else ():
-        if isinstance(result, np.ndarray) and (what := compat.refused_value(result)):
+        if isinstance(result, np.ndarray) and (what := compat.rejected_value(result)):
             raise FloatingPointError(
                 f"invalid value ({what}) in output {output.name!r}; to find its node, look at model.values(...)"
             )
 
 
-def refuse_outputs_beyond_memory(graph: Graph, results: Iterable[Any]) -> None:
+def check_memory_of_outputs(graph: Graph, results: Iterable[Any]) -> None:
     """Raise OperatorError if the results of a program on a CPU take more than LARGEST_ARRAY bytes for each process.
 
     An array inside a program may be larger, because XLA fuses it into its reader; an output is in memory as it is.

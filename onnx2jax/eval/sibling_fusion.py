@@ -53,7 +53,7 @@ def _fused(*values: Any, group: tuple[Node, ...], alone: Any) -> tuple[Any, ...]
             operator.check_choices(node.attributes)
             fixtures = {"once": once_of(node), "double": node.casts is not None and node.casts.result == np.float64}
             calls.append({**node.attributes, **{n: v for n, v in fixtures.items() if n in operator.fixtures}})
-        several = operator.together(*values, nodes=calls)
+        several = operator.for_siblings(*values, nodes=calls)
     except Exception:
         return tuple(value for closure in alone for value in closure())
     by_node = zip(group, (r if isinstance(r, tuple) else (r,) for r in several), strict=True)

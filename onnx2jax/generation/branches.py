@@ -49,5 +49,5 @@ def _renamed(node: Node, names: Mapping[str, str]) -> Node:
         )
 
     inputs, implicit = (tuple(names.get(n, n) for n in values) for values in (node.inputs, node.implicit_inputs))
-    attributes = {n: with_graphs(v, inner) for n, v in node.attributes.items()} if node.graphs else node.attributes
+    attributes = with_graphs(node.attributes, inner)
     return replace(node, inputs=inputs, implicit_inputs=implicit, attributes=attributes)

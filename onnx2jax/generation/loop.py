@@ -163,7 +163,7 @@ class Programs:
             *args: pytrees of arrays.
             donate: whether the first of them is donated.
         """
-        if compat.refuses_values():  # empty slots may hold any, and whoever chooses a token checks the logits
+        if compat.rejects_values():  # empty slots may hold any, and whoever chooses a token checks the logits
             with compat.any_values():
                 return self.run(name, program, *args, donate=donate)
         key = self._signature(name, args)

@@ -18,7 +18,7 @@ from .rules import quoted
 
 def between(starts: Collection[str], target: str, nodes: Sequence[Node]) -> list[Node]:
     """The nodes through which ``target`` depends on ``starts``, in order; every path ends at a start (rule TR-31)."""
-    return descendants(ancestors(nodes, {target}, given=starts), starts)
+    return descendants(ancestors(nodes, {target}, roots=starts), starts)
 
 
 def with_implicit_inputs(graph: Graph, before: tuple[Node, ...] = (), visible: Iterable[str] = ()) -> Graph:

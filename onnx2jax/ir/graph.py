@@ -194,7 +194,7 @@ def ancestors(
     nodes: Sequence[Node],
     values: Iterable[str],
     *,
-    given: Container[str] = (),
+    roots: Container[str] = (),
     reads: Callable[[Node], Iterable[str]] = attrgetter("reads"),
 ) -> list[Node]:
     """The nodes from which the values are computed, in topological order.
@@ -202,15 +202,15 @@ def ancestors(
     Args:
         nodes: in topological order.
         values: names; those that no node defines have no ancestors.
-        given: names whose own ancestors are excluded.
+        roots: names whose own ancestors are excluded.
         reads: the names that a node depends on.
     """
-    wanted = {name for name in values if name not in given}
+    wanted = {name for name in values if name not in roots}
     above = []
     for node in reversed(nodes):
         if not wanted.isdisjoint(node.outputs):
             above.append(node)
-            wanted.update(name for name in reads(node) if name not in given)
+            wanted.update(name for name in reads(node) if name not in roots)
     return above[::-1]
 
 

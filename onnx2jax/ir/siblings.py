@@ -14,7 +14,7 @@ LARGEST: Final = 64
 
 
 def siblings(graph: Graph) -> list[tuple[Node, ...]]:
-    """Groups of nodes for the ``together`` of their operator: two or more with equal inputs, opset and casts.
+    """Groups of nodes for the ``for_siblings`` of their operator: two or more with equal inputs, opset and casts.
 
     Inputs are equal if they have one name, or if pure nodes that are equal compute them.
     """
@@ -32,7 +32,7 @@ def siblings(graph: Graph) -> list[tuple[Node, ...]]:
 
 
 def _joins(node: Node) -> bool:
-    return node.operator.together is not None and node.is_plain
+    return node.operator.for_siblings is not None and node.is_plain
 
 
 def _is_pure(node: Node) -> bool:

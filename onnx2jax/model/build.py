@@ -12,7 +12,7 @@ from ..ir.graph import Imported
 from ..ops.arrays import is_traced
 from ..proto.mapped import load
 from ..proto.origin import Origin
-from ..sharding.processes import Agreement, several, together
+from ..sharding.processes import Agreement, in_agreement, several
 from .options import FILE, REWRITING, Options
 from .spec import Source, Spec
 
@@ -64,7 +64,7 @@ def with_options(spec: Spec, keywords: Mapping[str, Any], model_type: Any) -> Sp
     if unknown := sorted(keywords.keys() - {*names}):
         raise TypeError(f"with_options: {unknown_keywords(unknown, names)}")
     options = replace(spec.options, **keywords)
-    with together(options.mesh, "with_options") as agreed:
+    with in_agreement(options.mesh, "with_options") as agreed:
         if spec.source is not None and spec.source.rewritten is spec.graph:
             new = built(spec.source.imported, options, model_type, spec.origin, agreed)
         else:
@@ -139,5 +139,5 @@ def _state(spec: Spec) -> dict[str, Any]:
 def compare_processes(spec: Spec) -> None:
     """Compare what the processes of a device configuration's mesh have: it is known only once the file is read."""
     if spec.options.mesh is None and spec.placement is not None:
-        with together(spec.placement.mesh, "convert") as agreed:
+        with in_agreement(spec.placement.mesh, "convert") as agreed:
             agreed.same(_state(spec))

@@ -24,7 +24,7 @@ from ..ir.graph import Imported
 from ..ir.importer import Importer
 from ..proto.messages import tensors
 from ..proto.origin import Origin
-from ..sharding.processes import together
+from ..sharding.processes import in_agreement
 from .build import built, compare_processes
 from .model import Model
 from .options import Options
@@ -188,7 +188,7 @@ def convert(
         raise InputTypeError(
             f"{source.graph.name!r} is a Model already; to change its options: model.with_options(...)"
         )
-    with together(mesh, "convert") as agreed, progress.stage(f"converting {_label(source)}"):
+    with in_agreement(mesh, "convert") as agreed, progress.stage(f"converting {_label(source)}"):
         importer = open_model(source, reading)
         imported = importer.model()
         binding.check_supported(imported.unsupported, imported.rejected)

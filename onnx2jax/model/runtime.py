@@ -16,7 +16,7 @@ import numpy as np
 from .. import compat, debug
 from ..errors import RecompilationWarning
 from ..eval.interpreter import Context
-from ..eval.node_errors import refuse_special_values
+from ..eval.node_errors import check_special_values
 from ..eval.values import are_maps, to_device, to_host
 from ..ir.graph import Graph
 from ..ops.arrays import is_traced
@@ -238,7 +238,7 @@ class Runtime:
         results = self.background.evaluated(kind, spec.called, known, context, compiled)
         if results is None:
             return None
-        refuse_special_values(spec.outputs, results)
+        check_special_values(spec.outputs, results)
         self.declared.compare({**values, **spec.static}, results)
         return _own(results) if as_numpy else tuple(map(to_device, results))
 

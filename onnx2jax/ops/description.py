@@ -64,7 +64,7 @@ def described(domain: str, function: Callable[..., Any]) -> dict[str, Any]:
         "fixtures": keywords & FIXTURES,
         "choices": {k: typing.get_args(hint) for k, hint in hints.items() if typing.get_origin(hint) is Literal},
         "positive": frozenset(positive) & keywords if domain in ("", "com.microsoft") else frozenset(),
-        "together": getattr(function, "together", None),
+        "for_siblings": getattr(function, "for_siblings", None),
     }
 
 

@@ -122,10 +122,10 @@ class Operator:
     """The values that an attribute annotated with ``Literal`` may take."""
     positive: frozenset[str] = frozenset()
     """Attributes whose numbers are positive."""
-    together: Callable[..., Any] | None = None
+    for_siblings: Callable[..., Any] | None = None
     """Evaluates several nodes that read the same values: (*values, nodes=[attributes and fixtures]) -> their results.
 
-    It is the attribute ``together`` of the function; None if the function has none."""
+    It is the attribute ``for_siblings`` of the function; None if the function has none."""
     instead: str = ""
     """The replacement, if the operator is deprecated from this opset on; it then has no function."""
     heavy: bool = False

@@ -27,7 +27,7 @@ from ..compat import cores
 from ..errors import KnownValueError, RecompilationWarning
 from ..eval.interpreter import ConstantOutput, Context, Settings, evaluate, with_constants
 from ..eval.layers import Rolling
-from ..eval.node_errors import refuse_outputs_beyond_memory
+from ..eval.node_errors import check_memory_of_outputs
 from ..eval.values import computed, is_jax, to_device, unaliased, without_arrays
 from ..ir.fingerprint import fingerprint
 from ..ir.graph import Graph
@@ -78,7 +78,7 @@ class Subprogram:
         self.compiles, self.seconds = 0, 0.0
         self._jitted = Jitted(self._jit)
         self._keys = dict.fromkeys(g.key(n) for g in graph.walk() for n in g.initializers)
-        whole = graph.extracted_from or graph
+        whole = graph.complete
         self._types = {v.name: v.type for v in whole.outputs}
         inputs = {v.name for v in whole.inputs}
         self._reads = tuple(sorted(graph.captures | (inputs & graph.initializers.keys())))
@@ -89,7 +89,7 @@ class Subprogram:
         def traced(*args: Any) -> list[Any]:
             results = self._trace(*args)
             if not foreign:
-                refuse_outputs_beyond_memory(self.graph, results)
+                check_memory_of_outputs(self.graph, results)
             if not foreign:
                 progress.announce(self._compiling)
             self.compiles += not (foreign or jax.config.jax_disable_jit)  # type: ignore[attr-defined]

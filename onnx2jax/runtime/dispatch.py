@@ -86,8 +86,8 @@ class CallContext(NamedTuple):
     """Values compiled into the programs."""
     rng: Any = None
     """Random key or None."""
-    given: Mapping[str, Any] | None = None
-    """Those of the parameters that may be tracers, because the caller gave them."""
+    passed: Mapping[str, Any] | None = None
+    """Those of the parameters that may be tracers, because the caller passed them."""
     x32: bool = False
     """The caller is in 32-bit mode."""
     as_numpy: bool = False

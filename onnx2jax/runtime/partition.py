@@ -16,7 +16,7 @@ import numpy as np
 
 from ..errors import KnownValueError, OnnxError
 from ..eval.interpreter import Context, Scope, Settings, evaluate
-from ..eval.node_errors import refuse_special_values, users_function
+from ..eval.node_errors import check_special_values, users_function
 from ..eval.values import is_jax, to_device, to_host, unaliased
 from ..ir import analysis
 from ..ir.graph import Graph, Node
@@ -75,7 +75,7 @@ class StagedProgram:
             context: parameters and the rest of the call.
         """
         values = {**values, **context.constants.inputs}
-        if self.settings.is_traced or is_traced(list(values.values()), context.rng, context.given):
+        if self.settings.is_traced or is_traced(list(values.values()), context.rng, context.passed):
             return Outcome(self._inside_transformation(values, context))
         while True:
             parts = self.partitioned  # another thread may partition the graph anew meanwhile
@@ -87,7 +87,7 @@ class StagedProgram:
                 self.reasons.update(dict.fromkeys(cut.nodes, cut.reason))
                 self._partition()
                 continue
-            refuse_special_values(parts.outputs, outcome.outputs)
+            check_special_values(parts.outputs, outcome.outputs)
             return outcome
 
     def outputs(self, values: Mapping[str, Any], context: CallContext) -> tuple[Any, ...]:
@@ -283,12 +283,12 @@ class StagedProgram:
             names = [v.name for v in self.graph.inputs if not is_jax(values.get(v.name))]
             what = "strings" if "strings" in cut.reason else "its value"
             values_of = ", ".join(f"{n!r}: {what}" for n in names)
-            cure = f", or fix {', '.join(names)}: convert(..., static={{{values_of}}})" if names else ""
+            fix = f", or fix {', '.join(names)}: convert(..., static={{{values_of}}})" if names else ""
             if not names and any({v.name for v in self.graph.outputs}.intersection(n.outputs) for n in cut.nodes):
-                cure = ", or leave that output out: model.cut(outputs=[...])"
+                fix = ", or leave that output out: model.cut(outputs=[...])"
             lacks = f". {FLOAT6}" if "float6" in cut.reason else ""
             raise KnownValueError(
-                f"{cut.reason}, which JAX cannot trace: call the model outside jit, grad and vmap{cure}{lacks}"
+                f"{cut.reason}, which JAX cannot trace: call the model outside jit, grad and vmap{fix}{lacks}"
             ) from None
         for info, value in zip(self.graph.outputs, results, strict=True):
             if isinstance(value, np.ndarray) and not value.dtype.hasobject and not is_jax(value):

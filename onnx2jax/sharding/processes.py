@@ -109,7 +109,7 @@ class Agreement:
 
 
 @contextmanager
-def together(mesh: Mesh | None, what: str, fix: str = "") -> Iterator[Agreement]:
+def in_agreement(mesh: Mesh | None, what: str, fix: str = "") -> Iterator[Agreement]:
     """A section that all processes of a mesh execute; they continue when all have finished it with equal values.
 
     Args:
@@ -150,7 +150,7 @@ def equal_arguments(
     """
     if mesh is None:
         return bind()
-    with together(mesh, what, EQUAL) as agreement:
+    with in_agreement(mesh, what, EQUAL) as agreement:
         values, key = bind()
         agreement.same(values | {"rng": key})
     return values, key

@@ -18,7 +18,7 @@ from ..errors import ShardingError, nearest
 from ..ops.arrays import is_traced
 from ..ops.registry import Shards
 from .pickling import Devices
-from .processes import together
+from .processes import in_agreement
 from .put import from_process, mesh_axes, put, to_process
 
 Rules = Mapping[str, PartitionSpec]
@@ -186,7 +186,7 @@ class Placement(Devices):
         def of(name: str) -> Callable[[Any], NamedSharding]:
             return lambda whole: self.of_inputs({name: whole}, True)[name]
 
-        with together(self.mesh, "arrays from processes") as agreement, compat.enable_x64():
+        with in_agreement(self.mesh, "arrays from processes") as agreement, compat.enable_x64():
             agreement.same({n: _type_of(v) for n, v in values.items()})
             return {n: from_process(n, v, of(n)) if np.ndim(v) else self.put_replicated(v) for n, v in values.items()}
 

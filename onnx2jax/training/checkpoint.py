@@ -23,7 +23,7 @@ from ..errors import CheckpointError, InputTypeError, InputValueError, known_key
 from ..eval.values import to_host
 from ..proto import atomic
 from ..proto.paths import path_of
-from ..sharding.processes import together, writes
+from ..sharding.processes import in_agreement, writes
 from ..sharding.put import by_parts, put
 from .engine import check_not_donated, is_key
 
@@ -84,7 +84,7 @@ def save_checkpoint(path: str | os.PathLike[str], state: Any, *, position: Any =
         )
     arrays, metadata = _entries(state, position)
     ours, mesh = writes(arrays)
-    with together(mesh, "save_checkpoint"):
+    with in_agreement(mesh, "save_checkpoint"):
         # Each process gathers. safetensors reads raw pointers, so each array must be C-contiguous.
         gathered = ((name, np.asarray(to_host(value), order="C")) for name, value in arrays.items())
         blocks = {n: v if v.dtype.name in SAFETENSORS_TYPES else _bytes(v) for n, v in gathered if ours}
@@ -206,7 +206,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             TypeError: a leaf is not an array, or ``position`` is not a JSON value.
         """
         arrays, metadata = _entries(state, position)
-        with together(writes(arrays)[1], "Checkpoints.save") as processes:
+        with in_agreement(writes(arrays)[1], "Checkpoints.save") as processes:
             newest = self._manager.latest_step()
             if newest is not None and step <= newest:
                 raise ValueError(f"step {step} is not above {newest}, the newest in {str(self.folder)!r}")
@@ -229,7 +229,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             FileNotFoundError: there is no such step.
         """
         leaves, _ = _leaves(like)
-        with together(writes(leaves)[1], "Checkpoints.load") as processes:
+        with in_agreement(writes(leaves)[1], "Checkpoints.load") as processes:
             steps = self.steps
             if not steps or step not in (None, *steps):
                 which = "checkpoint" if step is None else f"checkpoint of step {step}"

@@ -26,7 +26,7 @@ from ..runtime.jitted import Jitted, call_serially, in_auto_axes, persistent
 from ..runtime.multi_device_jit import Spread
 from ..runtime.params import device_of, is_cpu
 from ..runtime.program_cache import Store
-from ..sharding.processes import EQUAL, together
+from ..sharding.processes import EQUAL, in_agreement
 from ..sharding.put import put
 from ..sharding.rules import Placement
 from ..sharding.stages import Staged
@@ -200,7 +200,7 @@ class CompiledStep:
         mesh = self.training._mesh
         if mesh is None or is_traced(batch):
             return self.bind(batch)
-        with together(mesh, "a training step", EQUAL) as processes:
+        with in_agreement(mesh, "a training step", EQUAL) as processes:
             processes.same({**batch, "rng": list(rest)})
             return self.bind(batch)
 

@@ -23,7 +23,7 @@ from ..model.build import process_state
 from ..model.model import Model
 from ..runtime.multi_device_jit import Spread
 from ..sharding.plans import by_rules
-from ..sharding.processes import together
+from ..sharding.processes import in_agreement
 from ..sharding.rules import own_rules
 from . import lora as low_rank
 from . import loss_scale
@@ -186,7 +186,7 @@ class FineTuning(TrainingEngine):
         # Scalars are embedded in the program: x ** 2 is cheaper than x ** y.
         scalars = {n: v for n, v in self._params.items() if np.size(v) == 1 and n not in self._initial}
         self._scalars = {n: np.asarray(to_host(v)) for n, v in scalars.items()}
-        with together(self._mesh, "finetune") as processes:
+        with in_agreement(self._mesh, "finetune") as processes:
             processes.same(process_state(self._placement, model.origin, {"trainable=": self.trainable}))
 
     @cached_property

@@ -161,7 +161,7 @@ def map_graphs(graph: Graph, change: Callable[[Graph], Graph]) -> Graph:
     def with_bodies(node: Node) -> Node:
         if not node.bodies:
             return node
-        attributes = {k: with_graphs(v, visit) for k, v in node.attributes.items()}
+        attributes = with_graphs(node.attributes, visit)
         target = changed(node.target) if isinstance(node.target, Function) else node.target
         return replace(node, attributes=attributes, target=target)
 

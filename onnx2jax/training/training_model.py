@@ -35,7 +35,7 @@ from ..runtime.cache_folder import folder
 from ..runtime.dispatch import CallContext, Constants, snapshot
 from ..runtime.partition import StagedProgram
 from ..sharding.configurations import placement
-from ..sharding.processes import EQUAL, several, together
+from ..sharding.processes import EQUAL, in_agreement, several
 from .engine import CompiledStep, TrainingEngine, check_not_donated, summary
 from .state import TrainingState, assign, widen_all
 
@@ -105,7 +105,7 @@ class TrainingModel(TrainingEngine):
         **reading: Unpack[Reading],
     ) -> None:
         check_keywords(reading, TrainingModel)
-        with together(mesh, "TrainingModel") as processes:
+        with in_agreement(mesh, "TrainingModel") as processes:
             self._imported, self._infos, self.origin = imported, infos, _ = _opened(source, reading)
             if several(mesh):
                 processes.same({"the file": self.origin.digest(), "shardings=": str(shardings)})
@@ -239,7 +239,7 @@ class TrainingModel(TrainingEngine):
         state = self._valid(state)
         with compat.enable_x64():
             part = self._program_of(self._imported.graph)
-            with together(self._mesh, "infer", EQUAL) as processes:
+            with in_agreement(self._mesh, "infer", EQUAL) as processes:
                 values = part.bind({**(inputs or {}), **named})
                 processes.same(values)
             if self._placement is not None:

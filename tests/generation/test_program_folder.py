@@ -55,10 +55,10 @@ def test_stored_programs_do_not_depend_on_weights_but_on_users_functions(
     ):
         assert onnx2jax.decoder(model).generate(prompt, 4, sampling=sampling).texts() == texts
 
-    def refuse(*_: Any) -> Any:
+    def reject(*_: Any) -> Any:
         raise AssertionError("traced")
 
-    monkeypatch.setattr(Executable, "_as_split", refuse)
+    monkeypatch.setattr(Executable, "_as_split", reject)
     table = model.params["embedding.weight"]  # tied: rolling its rows renumbers the tokens
     rolled = onnx2jax.decoder(model.with_params({"embedding.weight": np.roll(table, 1, axis=0)}))
     assert rolled.generate([t + 1 for t in prompt], 4).texts() == [[t + 1 for t in row] for row in wanted]

@@ -48,4 +48,4 @@ def test_each_node_is_visited_once() -> None:
     assert ancestors(nodes, ["v1000"], reads=lambda n: asked.append(n) or n.inputs) == nodes
     assert len(asked) == len(nodes)
     assert descendants(nodes, ["v500"]) == nodes[500:]
-    assert ancestors(nodes, ["v1000"], given=["v500"]) == nodes[500:]
+    assert ancestors(nodes, ["v1000"], roots=["v500"]) == nodes[500:]

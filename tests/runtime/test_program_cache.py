@@ -36,10 +36,10 @@ IMAGES = np.random.default_rng(0).random((2, 1, 8, 8)).astype(np.float32)
 def untraced(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """After it is called, tracing raises."""
 
-    def refuse(*_: Any, **__: Any) -> Any:
+    def reject(*_: Any, **__: Any) -> Any:
         raise AssertionError("traced")
 
-    return lambda: monkeypatch.setattr(compile, "evaluate", refuse)
+    return lambda: monkeypatch.setattr(compile, "evaluate", reject)
 
 
 def programs(folder: Path) -> list[Path]:
@@ -378,10 +378,10 @@ def test_models_with_functions_are_cached(tmp_path: Path, untraced: Callable[[],
 
 
 def test_unpicklable_programs_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> bytes:
+    def reject(*_: Any) -> bytes:
         raise TypeError("cannot pickle it")
 
-    monkeypatch.setattr(program_cache.pickle, "dumps", refuse)
+    monkeypatch.setattr(program_cache.pickle, "dumps", reject)
     with pytest.warns(UserWarning, match="no program can be kept in cache_dir.*cannot pickle it"):
         np.testing.assert_array_equal(onnx2jax.convert(BASE, cache_dir=tmp_path)(X), X @ W + 1)
 

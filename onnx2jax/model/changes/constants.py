@@ -104,7 +104,7 @@ class _Constants:
     def arrays(self, names: set[str]) -> dict[str, np.ndarray]:
         """The values, computed by the operators in NumPy."""
         scope: dict[str, Any] = {n: v for n, v in self._values.items() if type(v) is np.ndarray}
-        nodes, context = ancestors(self._graph.nodes, names, given=scope.keys() | self._constants.keys()), Context({})
+        nodes, context = ancestors(self._graph.nodes, names, roots=scope.keys() | self._constants.keys()), Context({})
         read = {n for node in nodes for n in node.inputs if n not in scope and n in self._constants}
         scope |= {n: load(self._constants[n]) for n in read}
         with compat.outside(), compat.enable_x64():

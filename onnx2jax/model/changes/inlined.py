@@ -130,7 +130,7 @@ class _Inlining:
             name=name,
             inputs=tuple(map(self._value, node.inputs)),
             outputs=tuple(map(self._value, node.outputs)),
-            attributes={k: with_graphs(v, inner) for k, v in node.attributes.items()},
+            attributes=with_graphs(node.attributes, inner),
         )
 
     def _graph(self, graph: Graph, old: str, new: str) -> Graph:

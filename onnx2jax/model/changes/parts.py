@@ -49,7 +49,7 @@ def cut(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> Graph:
         raise InputNameError(
             f"the main graph has no value {', '.join(map(repr, unknown))}{hint(graph, unknown, graph.defines)}"
         )
-    nodes = tuple(_without_outputs(inputs, node) for node in ancestors(graph.nodes, wanted, given=inputs))
+    nodes = tuple(_without_outputs(inputs, node) for node in ancestors(graph.nodes, wanted, roots=inputs))
     reads = {*wanted, *(n for node in nodes for n in node.reads)} | set(inputs)
     known = {v.name: v for v in (*graph.value_info.values(), *graph.inputs, *graph.outputs)}
     others = [v for v in graph.inputs if v.name in reads and v.name not in inputs]

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from ...errors import InputShapeError, KnownValueError, OnnxError, OperatorError
-from ...eval.node_errors import CURE
+from ...eval.node_errors import LIBRARY_FIX
 from ...eval.values import to_host
 from ...ir.graph import descendants
 from ...proto.messages import keep, weights
@@ -64,7 +64,7 @@ def _computed(model: Any, shapes: Shapes) -> dict[str, tuple[int, ...]]:
         except OperatorError as e:
             error = e
     listed = ", ".join(f"{n} {list(s)}" for n, s in shapes.items())
-    reason = str(error).removesuffix(f"\n{CURE}")
+    reason = str(error).removesuffix(f"\n{LIBRARY_FIX}")
     failing = [node for node in model.graph.nodes if reason.startswith(str(node))]
     others = [n for node in failing for n in node.inputs if n in model.types and n not in shapes]
     fixes = [f"\nGive {n!r} a new shape as well: with_params({{..., {n!r}: ...}}, new_shapes=True)" for n in others[:1]]

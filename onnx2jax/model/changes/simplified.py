@@ -124,7 +124,7 @@ class _Simplification:
     def _node(self, node: Node) -> Node:
         if not node.graphs or node.is_private:
             return node
-        return replace(node, attributes={k: with_graphs(v, self.of) for k, v in node.attributes.items()})
+        return replace(node, attributes=with_graphs(node.attributes, self.of))
 
 
 def _live(graph: Graph) -> Graph:

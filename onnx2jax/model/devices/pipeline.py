@@ -159,7 +159,7 @@ class Pipeline:
         )  # fmt: skip
         if is_traced(values, results):  # inside vmap: a later call verifies it
             return
-        plainly = context._replace(params=params, given=None)
+        plainly = context._replace(params=params, passed=None)
         whole = self._run([s.bound(plainly) for s in self.segments], [dict(values)], rng)
         count = self.placement.microbatches
         for output, ours, want in zip(self.graph.outputs, results, whole, strict=True):
@@ -208,7 +208,7 @@ class Segment:
         else:
             weights = {n: params[n] for n in self.keys if n in params}
             weights = jax.device_put(weights, plain(self.placement.of_params(weights)))
-        passed = {n: v for n, v in (context.given or {}).items() if n in self.keys}
+        passed = {n: v for n, v in (context.passed or {}).items() if n in self.keys}
 
         def run(scope: Mapping[str, Any], rng: Any, sources: Mapping[str, Placement]) -> dict[str, Any]:
             reads = {n: scope[n] for n in self.inputs if n in scope}

@@ -74,5 +74,5 @@ def needed_multiples(
 class _Refusals(Abstract):
     has_refused = False
 
-    def refuse(self, path: str, node: Node, values: Sequence[Any], reason: str) -> None:  # noqa: ARG002
+    def reject(self, path: str, node: Node, values: Sequence[Any], reason: str) -> None:  # noqa: ARG002
         self.has_refused = True

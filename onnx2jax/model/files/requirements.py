@@ -11,7 +11,7 @@ from typing import Any, Final
 import jax
 
 from ...errors import OnnxError
-from ...eval.node_errors import CURE
+from ...eval.node_errors import LIBRARY_FIX
 from ...ir.graph import Graph
 from ...jaxpr.program import Program
 from .extents import evaluated, symbols_in
@@ -236,7 +236,7 @@ def explained(dimensions: Callable[[], Mapping[str, str]]) -> Iterator[None]:
         yield
     except OnnxError as e:
         notes = [n for n in getattr(e, "__notes__", ()) if not n.startswith("---")]  # JAX's, about tracebacks
-        before = e.message.replace(f"\n{CURE}", "")  # nobody gave inputs
+        before = e.message.replace(f"\n{LIBRARY_FIX}", "")  # nobody gave inputs
         message = in_our_terms(before)
         if message != before:
             named = {n for m, _ in _MEANINGS[:3] for match in re.finditer(m, before) for n in _SYMBOL.findall(match[0])}

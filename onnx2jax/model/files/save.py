@@ -31,7 +31,7 @@ from ...proto.messages import tensors, weights
 from ...proto.origin import Opened, nbytes
 from ...proto.paths import path_of
 from ...proto.tensors import EXTERNAL
-from ...sharding.processes import together, writes
+from ...sharding.processes import in_agreement, writes
 from ...sharding.writing import configured
 from ..calls.arguments import check_readable, other_shape
 
@@ -105,7 +105,7 @@ def save(
         raise IsADirectoryError(f"{str(path)!r} is a folder; give the path of a file")
     opened, values = _opened(model, params, state)
     is_writer, mesh = writes(values)
-    with together(mesh, "save"):
+    with in_agreement(mesh, "save"):
         _assign(opened, values)
         if configuration is not None:
             _configure(model, opened.message, configuration)

@@ -19,19 +19,19 @@ Aggregate = Literal["AVERAGE", "SUM", "MIN", "MAX"]
 def _of_ensembles(body):
     """An operator from a generator, which yields its Ensemble, receives the scores, and yields the operator's result.
 
-    Its attribute ``together`` evaluates several nodes on the same rows (see Operator.together).
+    Its attribute ``for_siblings`` evaluates several nodes on the same rows (see Operator.for_siblings).
     """
 
-    def together(X, nodes):
+    def for_siblings(X, nodes):
         calls = [body(X, **attributes) for attributes in nodes]
         scores = scores_of([next(call) for call in calls])
         return [call.send(result) for call, result in zip(calls, scores, strict=True)]
 
     @functools.wraps(body)
     def alone(X, **attributes):
-        return together(X, [attributes])[0]
+        return for_siblings(X, [attributes])[0]
 
-    alone.together = together
+    alone.for_siblings = for_siblings
     return alone
 
 
