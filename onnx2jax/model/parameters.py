@@ -124,9 +124,9 @@ class Parameters:
         spec, changes, unchecked = self.spec, self.spec.changes, {} if runtime is None else runtime.unchecked
         known = runtime.params.on_host() if runtime is not None and "params" in vars(runtime) else {}
         unchanged = {n: v for n, v in known.items() if n not in changes}
-        held = {**spec.parameters, **changes}
+        values = {**spec.parameters, **changes}
         converted = {
-            n: unchanged[n] if n in unchanged else immutable(spec.as_stored(n, held[n]))
+            n: unchanged[n] if n in unchanged else immutable(spec.as_stored(n, values[n]))
             for n in spec.converted - unchecked.keys()
         }
         file = read_constants(spec.graph, spec.converted | changes.keys(), unchanged)

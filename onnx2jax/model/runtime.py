@@ -93,14 +93,12 @@ class Runtime:
     @cached_property
     def params(self) -> DeviceParams:
         """The parameters on their devices, except scalars, which are compiled in."""
-        values, stored, as_stored = self._values, self.spec.stored, self.spec.as_stored
-        types = {n: jax.ShapeDtypeStruct(np.shape(v), stored[n].dtype) for n, v in values.items() if np.size(v) != 1}
-        placement = self.spec.placement
-
-        def placed(name: str, value: Any) -> Any:
-            return put(placement, {name: as_stored(name, value)})[name]
-
-        return DeviceParams(types, lambda n: as_stored(n, values[n]), placed)
+        spec, values = self.spec, self._values
+        shapes = {n: np.shape(v) for n, v in values.items() if np.size(v) != 1}
+        types = {n: jax.ShapeDtypeStruct(shape, spec.stored[n].dtype) for n, shape in shapes.items()}
+        return DeviceParams(
+            types, lambda n: spec.as_stored(n, values[n]), lambda n, value: put(spec.placement, {n: value})[n]
+        )
 
     @cached_property
     def constants(self) -> Constants:
@@ -113,8 +111,8 @@ class Runtime:
     def _scalars(self) -> dict[str, Any]:
         """The scalar parameters on their devices."""
         with compat.enable_x64(), compat.outside():
-            held = {n: v for n, v in self.constants.params.items() if n in self.spec.types}
-            return put(self.spec.placement, held)
+            scalars = {n: v for n, v in self.constants.params.items() if n in self.spec.types}
+            return put(self.spec.placement, scalars)
 
     def arguments(self, names: Iterable[str]) -> dict[str, Any]:
         """Parameters as arguments of a program, by name: arrays on their devices, made once, or ``unchecked``."""
