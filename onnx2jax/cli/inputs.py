@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import InputShapeError, InputTypeError, ModelError, OperatorError, did_you_mean
 from ..generation.files import tokenizer_beside
 from ..model.caches import step_extents
-from ..model.calls.arguments import named_dims, variables, with_dims
+from ..model.calls.dims import named_dims, variables, with_dims
 from ..model.reports.samples import data_sets, random_values, read_value, read_values
 from ..model.reports.summary import larger_sizes
 from ..progress import stage

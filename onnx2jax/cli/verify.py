@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..checker.check import check
 from ..errors import UnsupportedError
-from ..model.calls.arguments import named_dims
+from ..model.calls.dims import named_dims
 from ..model.reports.samples import data_sets
 from ..progress import stage
 from .inputs import add_inputs, filled, input_values, say_sizes, sized

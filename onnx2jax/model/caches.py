@@ -20,8 +20,8 @@ from ..errors import OnnxError, UnsupportedError
 from ..ir import analysis
 from ..ir.graph import Graph
 from ..proto.types import TensorType, ValueInfo
-from .calls.arguments import named_dims
 from .calls.cache_pairs import Pair, pairs_of
+from .calls.dims import named_dims
 from .model import Model
 
 ROLES: Final = {

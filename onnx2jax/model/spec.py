@@ -18,6 +18,7 @@ from ..proto.mapped import load
 from ..proto.origin import Origin
 from ..proto.types import TensorType, ValueInfo
 from .calls import arguments, buckets
+from .calls.dims import with_dims
 from .options import Options
 
 DEFAULT: Final = Options()
@@ -103,7 +104,7 @@ class Spec:
         graph = imported.graph
         groups = groups or options.groups(graph)
         called = graph if groups is None else groups.over(graph)
-        declared = arguments.with_dims(called.inputs, options.dims or {})
+        declared = with_dims(called.inputs, options.dims or {})
         fixed = arguments.fixed_inputs(declared, options.static or {}, options.compute_dtype)
         free = [v for v in declared if v.name not in fixed]
         # Below IR 4 every weight is listed as an input; such an entry declares a constant (rule GR-06).

@@ -22,7 +22,7 @@ from ...eval.values import to_host
 from ...ir.graph import Graph, Node
 from ...ops.arrays import is_traced
 from ...proto.types import TensorType, ValueInfo
-from .arguments import check_dims, checked_extent, named_dims, variables
+from .dims import check_dims, checked_extent, named_dims, variables
 
 TOLERANCE: Final = 5e-3
 """Relative to the largest number: covers reordered sums and the 8- and 16-bit roundings that they flip."""

@@ -25,7 +25,7 @@ from ...sharding.plans import Plan
 from ...sharding.rules import Placement
 from ...sharding.stages import AXIS, Staged
 from ..caches import step_extents
-from ..calls.arguments import checked_dims, named_dims, variables
+from ..calls.dims import checked_dims, named_dims, variables
 from ..changes.parts import with_graph
 from ..convert import convert
 from ..reports.summary import feeds_of, mark, node_of, traced

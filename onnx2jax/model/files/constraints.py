@@ -11,7 +11,7 @@ import numpy as np
 
 from ...errors import InputNameError, InputShapeError, InputTypeError, did_you_mean, names_list
 from ...proto.types import ValueInfo
-from ..calls.arguments import named_dims
+from ..calls.dims import named_dims
 from .extents import FUNCTIONS, evaluated, symbolic, symbols_in
 
 COMPARISONS: Final[dict[str, Callable[[Any, Any], bool]]] = {"==": operator.eq, ">=": operator.ge, "<=": operator.le}

@@ -31,7 +31,7 @@ from ...proto import atomic
 from ...proto.paths import path_of
 from ...proto.types import TensorType, ValueInfo
 from ...sharding.stages import Staged
-from ..calls.arguments import named_dims
+from ..calls.dims import named_dims
 from ..calls.outputs import exportable
 from . import stablehlo
 from .constraints import in_symbols

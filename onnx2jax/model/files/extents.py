@@ -13,7 +13,7 @@ from jax import export
 from ...errors import InputShapeError, UnsupportedError
 from ...proto.messages import unused_name
 from ...proto.types import TensorType, ValueInfo
-from ..calls.arguments import check_dims, checked_extent, named_dims, variables
+from ..calls.dims import check_dims, checked_extent, named_dims, variables
 
 OPERATIONS: Final[dict[type[ast.operator], Callable[[Any, Any], Any]]] = {
     ast.Add: operator.add,

@@ -22,7 +22,7 @@ from ...printed import Printed
 from ...proto.dtypes import HOST_ONLY
 from ...proto.types import TensorType, ValueInfo
 from ...sharding.stages import Staged
-from ..calls.arguments import checked_dims, named_dims, variables
+from ..calls.dims import checked_dims, named_dims, variables
 from ..changes.parts import node_outputs, with_graph, with_outputs
 from .comparison import described
 from .samples import random_values
