@@ -174,17 +174,20 @@ def _shardings(
 ) -> Shardings:
     """The shardings of weights or inputs: as at their first annotated consumer that fits, else replicated.
 
-    Adds those that do not fit to ``notes`` (rules DV-13, DV-25).
+    Adds to ``notes`` why those are replicated that do not fit (rules DV-13, DV-25).
     """
     shardings = dict.fromkeys(arrays, NamedSharding(mesh, PartitionSpec()))
     for name, array in arrays.items():
+        reasons = []
         for sharding, axes in wanted.get(name, ()):
             try:
                 shardings[name] = _fitted(name, mesh, sharding, axes, np.shape(array))
                 break
             except ShardingError as e:
-                if notes is not None:
-                    notes.append(f"{name!r} is replicated: {e}")
+                reasons.append(f"{name!r} is replicated: {e}")
+        else:
+            if notes is not None:
+                notes += reasons
     return shardings
 
 

@@ -336,6 +336,17 @@ def test_uneven_shards(rows: int) -> None:
     assert "'v' is replicated: " in converted.placement.notes[0]
 
 
+@rule("DV-13")
+def test_a_weight_is_sharded_as_at_its_first_consumer_where_that_fits() -> None:
+    text = "g (float[N, 5] x) => (float[N, 2] y) <float[5, 2] v> { h = MatMul (x, v) g = MatMul (x, v) y = Add (h, g) }"
+    proto = divided(text, [(0, 2)], tensor="h")
+    for node, axis in zip(proto.graph.node, (0, 1), strict=False):  # 5 rows are no even shards, 2 columns are
+        annotate(node, "v", [(axis, 2)])
+    placement = agrees(proto, np.ones((4, 5), F)).placement
+    assert placement.params["v"].spec == P(None, "d0")
+    assert placement.notes == ()
+
+
 # ------------------------------------------------------------------------------------------------ unannotated tensors
 
 
