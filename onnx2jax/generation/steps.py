@@ -28,7 +28,7 @@ import numpy as np
 
 from .. import compat
 from ..errors import InputNameError, InputShapeError, InputTypeError, InputValueError, UnsupportedError
-from ..model.caches import caches
+from ..model.caches import Caches, caches
 from ..model.calls.cache_pairs import BY_OPERATOR, namesake
 from ..model.changes.dtype import with_narrow_ends
 from ..model.changes.parts import with_graph
@@ -39,7 +39,7 @@ from ..runtime.params import DeviceParams
 from . import cache as cached
 from . import in_place
 from .branches import inline_branch
-from .cache import Cache
+from .cache import Buffer, Cache
 from .embedding import PREFIX, Embedding
 from .graphs import LAST, Graphs, select_last
 from .layer_calls import with_layer_calls
@@ -62,6 +62,10 @@ class Steps(Graphs):
         others: further inputs that a caller passes, such as the outputs of an encoder.
     """
 
+    model: Model
+    first: Model
+    caches: Caches
+    pairs: dict[str, Buffer]
     vocabulary: int | None
     embedding: Embedding | None
     others: tuple[str, ...]
