@@ -73,7 +73,7 @@ RECURRENT: Final = Explanation(
         "Batch padded to 2: twice as long. Two half products: three times, because each goes to another thread.",
         "Unrolling by 2, 4 and 5: no gain. Two independent loops: XLA runs one after the other, with its scheduler for "
         "concurrency too. Both directions in one loop: no gain; with their products as a batch of two, 0.72 ms rather "
-        "than 1.06 for 33 steps of 256 with jax 0.10, which gives each a thread, but 1.04 rather than 0.99 with 0.12.",
+        "than 1.06 for 33 steps of 256 with jax 0.10, but 1.04 rather than 0.99 with 0.12, whose loops use one thread.",
         "With jax 0.12 an LSTM takes the same processor time (4.5 ms). A layer by hand takes 2.1 ms with either "
         "layout of the weight, unrolled or not, 2.6 as a sum, 2.8 for two rows, 5.1 by gate.",
         "512-bit vectors in XLA and its preset for fast programs: no gain on any network of this page.",
