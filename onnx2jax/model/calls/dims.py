@@ -14,6 +14,8 @@ from ...proto.types import ValueInfo
 def named_dims(inputs: Sequence[ValueInfo]) -> tuple[ValueInfo, ...]:
     """The inputs with a name for each free dimension; one without a name in the file is called ``input_axis``.
 
+    >>> import numpy as np
+    >>> from onnx2jax.proto.types import TensorType
     >>> named_dims([ValueInfo("x", TensorType(np.dtype("float32"), (None, "time", 64)))])[0].shape
     ('x_0', 'time', 64)
     """
