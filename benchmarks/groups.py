@@ -112,19 +112,22 @@ READY: Final = ("mlp", "resnet50", "mobilenet_v2", "unet", "bert", "gpt2_step", 
 def ready(settings: Settings) -> Rows:
     """Seconds and peak bytes of processes from the file to the first result."""
     for name, path in models.found(settings.paths):
-        yield name, partial(_ready_model, settings, path)
+        yield name, partial(_of_model, settings, _ready, path)
     for name in READY:
-        yield f"{name}, batch 1", partial(_ready_network, settings, networks.NETWORKS[name])
+        yield f"{name}, batch 1", partial(_of_network, settings, _ready, networks.NETWORKS[name])
 
 
-def _ready_network(settings: Settings, make: networks.Make) -> Row:
+Measure = Callable[[Settings, Path, Mapping[str, np.ndarray]], Row]
+
+
+def _of_network(settings: Settings, measure: Measure, make: networks.Make) -> Row:
     with TemporaryDirectory() as folder:
         network = make(Path(folder), 1)
-        return _ready(settings, network.path, network.feeds)
+        return measure(settings, network.path, network.feeds)
 
 
-def _ready_model(settings: Settings, path: Path) -> Row:
-    return _ready(settings, path, models.inputs(path, onnx2jax.convert(path)))
+def _of_model(settings: Settings, measure: Measure, path: Path) -> Row:
+    return measure(settings, path, models.inputs(path, onnx2jax.convert(path)))
 
 
 def _ready(settings: Settings, path: Path, feeds: Mapping[str, np.ndarray]) -> Row:
@@ -163,31 +166,20 @@ def processes(settings: Settings) -> Rows:
     """Seconds of a process from the start of Python to the first result: the first one, and later ones."""
     for name, path in models.found(settings.paths):
         if name in WHOLE_MODELS:
-            yield name, partial(_process_of_model, settings, path)
+            yield name, partial(_of_model, settings, _process, path)
     for name in WHOLE:
-        yield f"{name}, batch 1", partial(_process_of_network, settings, networks.NETWORKS[name])
-
-
-def _process_of_model(settings: Settings, path: Path) -> Row:
-    return _process(settings, path, models.inputs(path, onnx2jax.convert(path)))
-
-
-def _process_of_network(settings: Settings, make: networks.Make) -> Row:
-    with TemporaryDirectory() as folder:
-        network = make(Path(folder), 1)
-        return _process(settings, network.path, network.feeds)
+        yield f"{name}, batch 1", partial(_of_network, settings, _process, networks.NETWORKS[name])
 
 
 def _process(settings: Settings, path: Path, feeds: Mapping[str, np.ndarray]) -> Row:
-    """Medians of ``repeats`` processes; between first ones the cache is emptied."""
-    seconds: dict[str, list[float]] = {"first": [], "later": [], ORT: []}
-    for _ in range(settings.repeats):
-        with TemporaryDirectory() as folder:
-            inputs, cache = Path(folder) / "inputs.npz", Path(folder) / "cache"
-            np.savez(inputs, allow_pickle=False, **feeds)
-            for kind in ("first", "later"):
-                seconds[kind].append(startup.whole("ours", path, inputs, cache))
-            seconds[ORT].append(startup.whole("onnxruntime", path, inputs, cache))
+    """Medians of ``repeats`` processes; each first one has a cache of its own, which is empty."""
+    kinds, seconds = {"first": "ours", "later": "ours", ORT: "onnxruntime"}, dict[str, list[float]]()
+    with TemporaryDirectory() as folder:
+        inputs = Path(folder) / "inputs.npz"
+        np.savez(inputs, allow_pickle=False, **feeds)
+        for k in range(settings.repeats):
+            for name, kind in kinds.items():
+                seconds.setdefault(name, []).append(startup.whole(kind, path, inputs, Path(folder) / f"cache{k}"))
     return {"processes": {kind: float(np.median(each)) for kind, each in seconds.items()}}
 
 
