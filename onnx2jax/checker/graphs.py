@@ -49,8 +49,8 @@ def check_graphs(model: Any, opsets: dict[str, int], files: ExternalFiles, note:
             check_since(node, {"overload": 10}, model.ir_version, path, note)
             if not domain:
                 _control_flow(node, path, model.ir_version, (body or opsets).get("", 0), note)
-            inner, outer = body.get(domain, 0), opsets.get(domain, 0)
-            if inner and outer and not same_schema(domain, node.op_type, inner, outer):
+            inner, outer = body.get(domain), opsets.get(domain)
+            if inner is not None and outer is not None and not same_schema(domain, node.op_type, inner, outer):
                 title = f"{node.op_type} of {domain or 'ai.onnx'}"
                 text = f"{title} {inner} in the function differs from that of {outer} in the model"
                 note("FN-06", "error", path, text)

@@ -298,11 +298,11 @@ def abstract_values(graph: Graph, extents: Extents) -> dict[str, Any]:
 
 
 def types_and_constants(scope: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The constants of numbers of an evaluation, and the types of what it traces, by name."""
+    """The constants of an evaluation, and the types of what it traces, by name."""
     for name, value in scope.items():
         if isinstance(value, jax.Array):
             yield name, jax.ShapeDtypeStruct(value.shape, value.dtype)
-        elif type(value) is np.ndarray and not value.dtype.hasobject:
+        elif type(value) is np.ndarray:
             yield name, value
 
 

@@ -58,7 +58,8 @@ def known_values(
     def run(tracers: dict[str, Any]) -> None:
         scope = known | {n: load(v) for n, v in constants.items() if n not in large} | tracers
         run_nodes(graph.nodes, scope, Context({}, jax.random.key(0)), symbolic_results)
-        values.update(types_and_constants(scope))
+        numbers = {n: v for n, v in scope.items() if not (isinstance(v, np.ndarray) and v.dtype.hasobject)}
+        values.update(types_and_constants(numbers))
         vectors = {n: v for n, v in scope.items() if is_extents(v) and v.ndim == 1}
         extents.update((n, tuple(v.tolist())) for n, v in vectors.items())
 
