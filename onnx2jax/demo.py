@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import statistics
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import numpy as np
 
 from . import cli, compat
+from .cli.terminal import timed
 from .data import demo_model, demo_samples
 from .model.convert import convert
 from .progress import stage
@@ -173,13 +172,6 @@ def _numbers(findings: Findings) -> Table:
     ):
         table.add_row(f"[dim]{label}[/dim]", value)
     return table
-
-
-def timed(work: Callable[[], Any]) -> tuple[Any, float]:
-    """The result of ``work``, and the seconds that it took."""
-    start = time.perf_counter()
-    result = work()
-    return result, time.perf_counter() - start
 
 
 def run(picture: Path) -> int:

@@ -13,7 +13,6 @@ import jax
 import numpy as np
 
 from .. import compat
-from ..demo import timed
 from ..model.reports.comparison import compared
 from ..model.reports.facts import by_position
 from ..model.reports.profile import HEAD, SHOWN, duration
@@ -21,7 +20,7 @@ from ..model.reports.verify import in_types_of_file
 from ..progress import stage
 from .inputs import add_inputs, filled, input_values, sized
 from .parser import Arguments, CommandError, Parser, converted, whole
-from .terminal import Table, note, print_result
+from .terminal import Table, note, print_result, timed
 
 BLOCK: Final = 0.1
 """Minimum seconds of a timed block of calls."""

@@ -1,4 +1,4 @@
-"""Shared by commands: what they print, progress, and advice of errors in words of the command line."""
+"""Shared by commands: what they print, times, and advice of errors in words of the command line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import ast
 import json
 import re
 import sys
-from collections.abc import Container, Iterable, Sequence
+import time
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import suppress
 from textwrap import indent
 from typing import Any, Final, NamedTuple
@@ -132,6 +133,13 @@ def with_files(message: str, files: Iterable[str]) -> str:
 def note(text: str) -> None:
     """Print a remark on standard error."""
     print(text, file=sys.stderr)
+
+
+def timed(work: Callable[[], Any]) -> tuple[Any, float]:
+    """The result of ``work``, and the seconds that it took."""
+    start = time.perf_counter()
+    result = work()
+    return result, time.perf_counter() - start
 
 
 def declaration(info: ValueInfo) -> dict[str, Any]:
