@@ -11,8 +11,7 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 import numpy as np
-
-from .mesh import context_mesh
+from jax.sharding import get_abstract_mesh
 
 
 def enable_x64() -> AbstractContextManager[Any]:
@@ -76,7 +75,7 @@ def _trace_context() -> Callable[[], Hashable]:
         hash(key())
         return key
     except (ImportError, AttributeError, TypeError):
-        return lambda: (_options(jax.config), jax.config.jax_enable_x64, context_mesh())  # type: ignore[attr-defined]
+        return lambda: (_options(jax.config), jax.config.jax_enable_x64, get_abstract_mesh())  # type: ignore[attr-defined]
 
 
 trace_context: Final = _trace_context()

@@ -16,7 +16,7 @@ from jax import lax
 from jax.sharding import AbstractMesh, use_abstract_mesh
 
 from .config import enable_x64, in_32_bits
-from .mesh import context_mesh
+from .devices import context_mesh
 
 
 @contextmanager
