@@ -17,9 +17,9 @@ from ..ir.importer import NEWEST_IR, Importer
 from ..ir.training_info import read_training
 from ..ops.registry import supported
 from ..proto.external import ExternalFiles
+from ..proto.files import path_of
 from ..proto.messages import ModelProto, dotted, normal_domain, tensors
 from ..proto.operator_sets import MAGIC, OperatorSet, parse, problems
-from ..proto.paths import path_of
 from ..proto.types import TensorType, ValueInfo
 from .graphs import check_graphs
 from .model import check_header, is_utf8

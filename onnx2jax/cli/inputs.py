@@ -18,7 +18,7 @@ from ..model.calls.dims import named_dims, variables, with_dims
 from ..model.reports.samples import data_sets, random_values, read_value, read_values
 from ..model.reports.summary import larger_sizes
 from ..progress import stage
-from ..proto.paths import path_of
+from ..proto.files import path_of
 from ..proto.types import TensorType, ValueInfo
 from .images import IMAGES, add_images, image, image_options
 from .parser import Arguments, CommandError, Parser, pair, whole

@@ -12,7 +12,7 @@ from ..model.changes.dtype import DTYPES
 from ..model.convert import convert
 from ..model.model import Model
 from ..progress import stage
-from ..proto.paths import path_of
+from ..proto.files import path_of
 
 STATUSES: Final = {0: "success", 1: "the model or the data is invalid", 2: "the command line is invalid"}
 """Exit statuses of every command."""

@@ -12,8 +12,8 @@ from ..errors import InputTypeError, ModelError, ShardingError
 from ..ir.file import check_keywords
 from ..model.convert import convert
 from ..model.model import Model
+from ..proto.files import path_of
 from ..proto.foreign import DECODERS, without_model
-from ..proto.paths import path_of
 from ..sharding.plans import mesh_of
 from ..sharding.stages import Staged
 from .decoder import Decoder

@@ -17,7 +17,7 @@ import numpy as np
 
 from .. import compat
 from ..errors import InputTypeError, InputValueError, ModelError, did_you_mean
-from ..proto.paths import path_of
+from ..proto.files import path_of
 
 UNFINISHED: Final = "\N{REPLACEMENT CHARACTER}"
 """Ends a decoded text whose last character needs further tokens."""

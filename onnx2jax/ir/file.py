@@ -9,10 +9,9 @@ from typing import Any, TypedDict, Unpack
 
 from ..errors import InputValueError, unknown_keywords
 from ..proto.external import ExternalFiles
-from ..proto.files import label_of, parse, read_bytes, skeleton
+from ..proto.files import label_of, parse, path_of, read_bytes, skeleton
 from ..proto.mapped import Detached
 from ..proto.operator_sets import OperatorSet, read_operator_sets
-from ..proto.paths import path_of
 
 
 class Reading(TypedDict, total=False):

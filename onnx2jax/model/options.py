@@ -18,7 +18,7 @@ from ..errors import InputNameError, InputTypeError, InputValueError, Unsupporte
 from ..eval.settings import Settings
 from ..ir import layers
 from ..ir.graph import Graph, Imported
-from ..proto.paths import path_of
+from ..proto.files import path_of
 from ..runtime import cache_folder
 from ..sharding.pickling import Devices
 

@@ -305,7 +305,7 @@ class Views(Parameters):
         1
         """
         from ..proto import atomic
-        from ..proto.paths import path_of
+        from ..proto.files import path_of
         from .reports.drawing import is_picture, svg
         from .reports.facts import facts
         from .reports.page import page

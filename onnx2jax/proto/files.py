@@ -20,10 +20,18 @@ from ..errors import ModelError
 from .foreign import HEAD, folder_error, foreign, missing_error
 from .mapped import LAZY_BYTES, Detached, File
 from .messages import ModelProto, TensorProto
-from .paths import path_of
 
 _LIMIT = 2**31 - 1
 _WHOLE = "; onnx.helper.make_model(graph) makes a model of a graph"
+
+
+def path_of(path: str | os.PathLike[str]) -> Path:
+    """A path as a user gives it, to read or to write: a leading ``~`` is the user's home, ``~name`` another user's.
+
+    >>> path_of("~/model.onnx") == Path.home() / "model.onnx", path_of("./~").as_posix()
+    (True, '~')
+    """
+    return Path(os.path.expanduser(os.fsdecode(path)))
 
 
 def read_model(source: Any) -> Any:

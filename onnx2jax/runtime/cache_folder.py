@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ..proto.paths import path_of
+from ..proto.files import path_of
 
 VARIABLE: Final = "ONNX2JAX_CACHE_DIR"
 """The environment variable with the folder of models whose ``cache_dir`` is left out; empty for none."""

@@ -14,9 +14,8 @@ from ..errors import ModelError, UnsupportedError
 from ..model.convert import convert
 from ..model.model import Model
 from ..proto.external import ExternalFiles
-from ..proto.files import read_model
+from ..proto.files import path_of, read_model
 from ..proto.ort_checkpoint import read_checkpoint
-from ..proto.paths import path_of
 from ..proto.tensors import to_array
 
 

@@ -22,7 +22,7 @@ from .. import compat
 from ..errors import CheckpointError, InputTypeError, InputValueError, known_keywords
 from ..eval.values import to_host
 from ..proto import atomic
-from ..proto.paths import path_of
+from ..proto.files import path_of
 from ..sharding.processes import in_agreement, writes
 from ..sharding.put import by_parts, put
 from .engine import check_not_donated, is_key

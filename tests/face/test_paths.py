@@ -15,7 +15,7 @@ import onnx2jax
 from onnx2jax import cli, training
 from onnx2jax.model.reports.comparison import Comparison
 from onnx2jax.model.reports.verification import Difference
-from onnx2jax.proto.paths import path_of
+from onnx2jax.proto.files import path_of
 from onnx2jax.runtime import cache_folder
 from tests.support.helpers import ROOT
 from tests.support.models import mlp

@@ -15,10 +15,9 @@ import jax
 
 from ... import compat
 from ...errors import ShardingError, known_keywords
-from ...proto.files import read_model
+from ...proto.files import path_of, read_model
 from ...proto.messages import tensors
 from ...proto.origin import nbytes
-from ...proto.paths import path_of
 from ...proto.tensors import EXTERNAL
 from ...proto.types import TensorType
 from ...sharding.plans import Plan

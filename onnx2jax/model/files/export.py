@@ -28,7 +28,7 @@ from ...errors import (
     UnsupportedError,
 )
 from ...proto import atomic
-from ...proto.paths import path_of
+from ...proto.files import path_of
 from ...proto.types import TensorType, ValueInfo
 from ...sharding.stages import Staged
 from ..calls.dims import named_dims

@@ -29,8 +29,8 @@ from ...errors import (
 )
 from ...eval.values import to_host
 from ...printed import Printed
+from ...proto.files import path_of
 from ...proto.mapped import owned
-from ...proto.paths import path_of
 from ...proto.types import TensorType, ValueInfo
 from ..calls import arguments
 from ..calls.outputs import bundled, field_names

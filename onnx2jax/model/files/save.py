@@ -26,10 +26,9 @@ from ...ir.file import opened as opened_file
 from ...proto import atomic
 from ...proto.devices import write_configuration, write_node
 from ...proto.dtypes import ELEMENT_TYPES, STRING
-from ...proto.files import read_model
+from ...proto.files import path_of, read_model
 from ...proto.messages import tensors, weights
 from ...proto.origin import Opened, nbytes
-from ...proto.paths import path_of
 from ...proto.tensors import EXTERNAL
 from ...sharding.processes import in_agreement, writes
 from ...sharding.writing import configured

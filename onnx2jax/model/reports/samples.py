@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy as np
 
 from ...errors import InputTypeError, ModelError
+from ...proto.files import path_of
 from ...proto.messages import MapProto, OptionalProto, SequenceProto, TensorProto
-from ...proto.paths import path_of
 from ...proto.tensors import to_array
 from ...proto.types import MapType, OptionalType, SequenceType, TensorType, ValueInfo
 

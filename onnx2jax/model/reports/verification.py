@@ -13,7 +13,7 @@ import numpy as np
 
 from ...printed import Printed
 from ...proto import atomic
-from ...proto.paths import path_of
+from ...proto.files import path_of
 from .comparison import Comparison
 from .table import table
 

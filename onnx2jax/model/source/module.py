@@ -22,8 +22,8 @@ from ...eval.abstract import without_data
 from ...eval.values import to_host
 from ...ir import loops
 from ...proto import atomic
+from ...proto.files import path_of
 from ...proto.messages import unused_name
-from ...proto.paths import path_of
 from ...proto.types import TensorType, ValueInfo
 from ..calls.outputs import field_names
 from ..spec import Spec
