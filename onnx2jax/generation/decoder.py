@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
 from inspect import getmembers, isfunction
-from typing import Any, overload
+from typing import Any, Final, overload
 
+import jax
 import numpy as np
+from jax.tree_util import DictKey
 
 from .. import compat
 from ..errors import CacheError, InputTypeError, InputValueError, ModelError, UnsupportedError
@@ -24,7 +26,6 @@ from .results import Generation
 from .sampling import Processor, Sampler, Sampling
 from .speculative import check_can_roll_back, speculate
 from .steps import FIRST
-from .tree import DecoderStructure, register
 from .verified import lost
 
 
@@ -310,7 +311,76 @@ class Decoder(Calls):
         return "\n".join([f"Decoder of {graph.name!r}", *(f"  {what}: {text}" for what, text in rows.items() if text)])
 
 
-register(Decoder)
+OF_VALUES: Final = frozenset(
+    (
+        *("model", "first", "embedding", "weights", "_prefill_model", "_full_cache_model", "_in_place_model"),
+        *("_programs", "_verified", "_failed_layouts", "_structure"),
+    )
+)
+"""Attributes of a decoder that depend on the values of its parameters."""
+
+
+class DecoderStructure:
+    """The static part of a decoder as a pytree: decoders that differ in parameter values alone have equal ones.
+
+    The leaves are the parameters by name, as in ``params``.
+
+    Attributes:
+        names: the names of the leaves, in order.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._models = {prefix: (tuple(m.types), jax.tree.structure(m)) for prefix, m in decoder._parts.items()}
+        self.names: tuple[str, ...] = tuple(prefix + n for prefix, names in decoder._names.items() for n in names)
+        self._embedding = None if decoder.embedding is None else decoder.embedding.over(None)
+        self._attributes = {n: v for n, v in vars(decoder).items() if n not in OF_VALUES}
+        function = None if self._embedding is None else self._embedding.function
+        settings = (self._attributes[n] for n in ("stop", "pad", "context", "tokenizer"))
+        self._key = (*((p, *pair) for p, pair in self._models.items()), self.names, function, *settings)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DecoderStructure) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self.names)
+
+    def __repr__(self) -> str:
+        return f"{len(self.names)} parameters"
+
+    def leaves(self, decoder: Decoder) -> list[Any]:
+        """The parameters of a decoder of this structure, on their devices."""
+        values: dict[str, Any] = {}
+        for prefix, part in decoder._parts.items():
+            leaves, _ = part._flat  # whatever they are: jax.tree.leaves would look into them
+            values |= {prefix + n: v for n, v in zip(self._models[prefix][0], leaves, strict=True)}
+        return [values[n] for n in self.names]
+
+    def decoder(self, leaves: Iterable[Any]) -> Decoder:
+        """The decoder of this structure with these leaves."""
+        values = dict(zip(self.names, leaves, strict=True))
+        models = {}
+        for prefix, (names, structure) in self._models.items():
+            leaves = [values[prefix + n] if prefix + n in values else values[n] for n in names]
+            models[prefix] = jax.tree.unflatten(structure, leaves)
+        new = object.__new__(Decoder)
+        vars(new).update(self._attributes, _structure=self)
+        new.model, new.first = models[""], models.get(FIRST, models[""])
+        new.embedding = None if self._embedding is None else self._embedding.over(models.get(PREFIX))
+        new._programs, new._verified, new._failed_layouts = Programs(new), set(), set()
+        return new
+
+
+def _with_keys(decoder: Decoder) -> tuple[list[tuple[DictKey, Any]], DecoderStructure]:
+    structure = decoder._structure
+    return list(zip(map(DictKey, structure.names), structure.leaves(decoder), strict=True)), structure
+
+
+def _flat(decoder: Decoder) -> tuple[list[Any], DecoderStructure]:
+    return decoder._structure.leaves(decoder), decoder._structure
+
+
+# JAX builds decoders from any leaves, as it builds models: nothing is checked before a call.
+jax.tree_util.register_pytree_with_keys(Decoder, _with_keys, lambda structure, leaves: structure.decoder(leaves), _flat)
 for _name, _method in getmembers(Decoder, isfunction):
     if not _name.startswith("_"):  # an error of Python names the class that a user knows, not the one it inherits from
         _method.__module__, _method.__qualname__ = __name__, f"{Decoder.__name__}.{_name}"
