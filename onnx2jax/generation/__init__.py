@@ -3,7 +3,7 @@
 - ``files``: loads a decoder from files; ``decoder``: the public class, a pytree; ``calls``: its calls;
   ``results``: what they return; ``prompts``, ``keywords``: validate arguments; ``text``: tokenizer and chat template.
 - ``steps``: prefill, step and extend; ``cache``: the KV caches they pass on; ``embedding``: token embeddings.
-- ``graphs``, ``branches``, ``in_place``: graph rewrites for fixed-length caches; ``verified``: compares the logits
+- ``graphs``, ``in_place``: graph rewrites for fixed-length caches; ``verified``: compares the logits
   before generating.
 - ``loop``, ``beam``, ``speculative``: compiled decoding loops; ``sampling``: how the next token is chosen;
   ``program_folder``: compiled programs in ``cache_dir``.

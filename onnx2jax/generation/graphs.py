@@ -7,7 +7,7 @@ decoder's FLOPs it is a quarter, and its result for 8 prompts of 512 tokens take
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final
@@ -17,12 +17,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..errors import OnnxError
-from ..ir.graph import Graph, Node, descendants
+from ..ir import layers
+from ..ir.analysis import parameters
+from ..ir.graph import Graph, Node, descendants, with_graphs
 from ..model.caches import Caches, extents
 from ..model.changes.dtype import computed_again
 from ..model.changes.parts import with_graph
 from ..model.model import Model
+from ..ops.registry import resolve
 from ..proto.types import TensorType, ValueInfo
+from ..runtime.params import device_of, is_cpu
 from . import in_place
 from .cache import Appended, Buffer, Kind
 from .in_place import ENCODER_LENGTH, PROBED_LENGTHS, Values, applied, operator, probe, slopes
@@ -214,3 +218,79 @@ def _is_by_token(node: Node, graph: Graph, computed: Set[str]) -> bool:
 
 def _any_shape(declared: Any) -> Any:
     return TensorType(declared.dtype, None) if isinstance(declared, TensorType) else declared
+
+
+def inline_branch(graph: Graph, flag: str, value: bool) -> Graph:
+    """The graph with each If over the input ``flag`` replaced by the nodes of the branch that ``value`` selects.
+
+    Parameters keep their names in ``Model.params``.
+    """
+    nodes: list[Node] = []
+    initializers = dict(graph.initializers)
+    lifted = set(graph.lifted)
+    for node in graph.nodes:
+        if node.op_type != "If" or node.domain or node.inputs != (flag,):
+            nodes.append(node)
+            continue
+        branch = node.attributes["then_branch" if value else "else_branch"]
+        names = {n: branch.key(n) for n in branch.initializers}
+        initializers |= {names[n]: v for n, v in branch.initializers.items()}
+        lifted |= {names[n] for n in branch.lifted}
+        nodes += (_renamed(inner, names) for inner in branch.nodes)
+        for output, outer in zip(branch.outputs, node.outputs, strict=True):
+            source = names.get(output.name, output.name)
+            if outer and source != outer:
+                identity = resolve("", "Identity")
+                nodes.append(
+                    Node(f"{node.name}/{outer}", "Identity", "", node.opset, (source,), (outer,), {}, identity)
+                )
+    return replace(graph, nodes=tuple(nodes), initializers=initializers, lifted=frozenset(lifted))
+
+
+def _renamed(node: Node, names: Mapping[str, str]) -> Node:
+    """The node with initializers renamed, in its subgraphs too."""
+
+    def inner(graph: Graph) -> Graph:
+        nodes = tuple(_renamed(n, names) for n in graph.nodes)
+        return replace(
+            graph, nodes=nodes, outputs=tuple(replace(v, name=names.get(v.name, v.name)) for v in graph.outputs)
+        )
+
+    inputs, implicit = (tuple(names.get(n, n) for n in values) for values in (node.inputs, node.implicit_inputs))
+    attributes = with_graphs(node.attributes, inner)
+    return replace(node, inputs=inputs, implicit_inputs=implicit, attributes=attributes)
+
+
+LEAST_BYTES: Final = 20 << 20
+"""Weights of a layer, which then takes 2 ms or more a token, and is called rather than inlined into one program.
+
+A decoder in int4 of 1.1 billion parameters, 22 layers of 25 MB, on 2 cores: seconds until it has generated 16 tokens,
+and ms a token later:
+
+                                                  jax 0.10        jax 0.12
+    one program, a loop over tokens on the device 22, 48 to 56    25, 76 to 84
+    a call for each layer                          7, 50 to 62     7, 49 to 64
+
+Dispatch competes with the computation for the cores: on jax 0.10, 4 to 12 % of a token, 10 to 25 % for layers of 10 MB,
+and in float32 nothing. The 15 s of compiling pay for that up to some 3000 tokens. On jax 0.12 kernels inside of a loop
+share a thread.
+
+Tried on jax 0.10, times of asynchronous dispatch of each layer: waiting for each layer, or for every fourth: 1.05; two
+layers a call: 1.04, eleven: 1.8 (XLA schedules long programs worse); a loop of one trip around each layer: 1.01; loops
+over words unrolled: 20; not reading between tokens whether all texts have ended: 1.01; the dispatching thread under
+Linux's SCHED_BATCH: 1.02, SCHED_IDLE: 0.98. ``scan_layers=True``, whose loop copies weights: 3.5.
+"""
+
+
+def with_layer_calls(model: Model) -> Model:
+    """The model with its repeated layers as calls where that pays, unless ``convert(scan_layers=)`` says how."""
+    options = model.options
+    if options.scan_layers is not None or options.skipped is None or model.placement is not None:
+        return model
+    weights = parameters(model.graph)
+    if sum(v.nbytes for v in weights.values()) < 2 * LEAST_BYTES or not is_cpu(device_of(())):
+        return model
+    for run in layers.repeated(model.graph):
+        if sum(weights[n].nbytes for n in run.columns if n in weights) >= LEAST_BYTES:
+            return model.with_options(scan_layers="calls")
+    return model

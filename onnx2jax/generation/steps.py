@@ -38,11 +38,9 @@ from ..proto.types import TensorType
 from ..runtime.params import DeviceParams
 from . import cache as cached
 from . import in_place
-from .branches import inline_branch
 from .cache import Buffer, Cache
 from .embedding import PREFIX, Embedding
-from .graphs import LAST, Graphs, select_last
-from .layer_calls import with_layer_calls
+from .graphs import LAST, Graphs, inline_branch, select_last, with_layer_calls
 from .prompts import whole_number
 
 FIRST: Final = "first/"

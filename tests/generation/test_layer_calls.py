@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import onnx2jax
-from onnx2jax.generation import layer_calls
+from onnx2jax.generation import graphs
 from onnx2jax.runtime import sections
 from onnx2jax.runtime.sections import Sections
 from tests.generation.shared import P, Q, decoder, file, greedy, searched
@@ -100,7 +100,7 @@ def test_drafts_use_one_program(called: onnx2jax.Decoder) -> None:
 
 def test_two_files(monkeypatch: pytest.MonkeyPatch, runs: list[Sections]) -> None:
     """One for the prompt and one for steps, with caches of cross-attention that steps only read."""
-    monkeypatch.setattr(layer_calls, "LEAST_BYTES", 1 << 10)
+    monkeypatch.setattr(graphs, "LEAST_BYTES", 1 << 10)
     later, first = (decoders.after_an_encoder(first=f, layers=2).file() for f in (False, True))
     hidden = {"encoder_hidden_states": np.random.default_rng(3).normal(size=(1, 4, decoders.HIDDEN)).astype(np.float32)}
     own = onnx2jax.decoder(later.proto, prefill=onnx2jax.convert(first.proto))
@@ -115,7 +115,7 @@ def test_two_files(monkeypatch: pytest.MonkeyPatch, runs: list[Sections]) -> Non
 def test_chosen_for_large_layers_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     proto = file(STYLE).proto
     assert onnx2jax.decoder(proto).model.settings.scan_layers is None
-    monkeypatch.setattr(layer_calls, "LEAST_BYTES", 1 << 10)
+    monkeypatch.setattr(graphs, "LEAST_BYTES", 1 << 10)
     model = onnx2jax.convert(proto)
     chosen = onnx2jax.decoder(model)
     assert chosen.model.settings.scan_layers == "calls"
