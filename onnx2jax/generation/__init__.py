@@ -1,7 +1,7 @@
 """Text generation: fixed-length KV caches, prefill and step as pure functions, the decoding loop as one program.
 
 - ``files``: loads a decoder from files; ``decoder``: the public class, a pytree; ``calls``: its calls;
-  ``results``: what they return; ``prompts``, ``keywords``: validate arguments; ``text``: tokenizer and chat template.
+  ``results``: what they return; ``arguments``: validates what they get; ``text``: tokenizer and chat template.
 - ``steps``: prefill, step and extend; ``cache``: the KV caches they pass on; ``embedding``: token embeddings.
 - ``graphs``, ``in_place``: graph rewrites for fixed-length caches; ``verified``: compares the logits
   before generating.

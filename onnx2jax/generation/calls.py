@@ -15,14 +15,11 @@ from ..errors import CacheError, InputShapeError, InputTypeError, InputValueErro
 from ..ir.fingerprint import fingerprint
 from ..ir.graph import Graph
 from ..model.model import Model
-from .beam import Beams
-from .cache import Cache
-from .keywords import check_generating
-from .loop import Controls, LoopState, stop_array, with_arrays
-from .prompts import (
+from .arguments import (
     One,
     Several,
     as_choice,
+    check_generating,
     check_outside,
     device_arrays,
     one_text,
@@ -32,6 +29,9 @@ from .prompts import (
     stop_sequences,
     whole_number,
 )
+from .beam import Beams
+from .cache import Cache
+from .loop import Controls, LoopState, stop_array, with_arrays
 from .results import CacheSource, Generation
 from .sampling import NO_CHOICE, NO_LOGITS, Choice
 from .text import Reader, Tokenizer, conversations, split_stop

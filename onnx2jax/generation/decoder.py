@@ -17,11 +17,11 @@ from .. import compat
 from ..errors import CacheError, InputTypeError, InputValueError, ModelError, UnsupportedError
 from ..ir.analysis import parameters
 from ..proto.origin import Origin
+from .arguments import One, Prompts, Several, as_array, whole_number
 from .beam import Beams, search
 from .calls import Calls, DecoderCall
 from .embedding import PREFIX
 from .loop import LoopState, Programs
-from .prompts import One, Prompts, Several, as_array, whole_number
 from .results import Generation
 from .sampling import Processor, Sampler, Sampling
 from .speculative import check_can_roll_back, speculate

@@ -16,8 +16,8 @@ from ..proto.files import path_of
 from ..proto.foreign import DECODERS, without_model
 from ..sharding.plans import mesh_of
 from ..sharding.stages import Staged
+from .arguments import check_loading
 from .decoder import Decoder
-from .keywords import check_loading
 from .text import Tokenizer, read_json
 
 PREFILLS: Final = {"decoder_with_past_model.onnx": "decoder_model.onnx"}

@@ -38,10 +38,10 @@ from ..proto.types import TensorType
 from ..runtime.params import DeviceParams
 from . import cache as cached
 from . import in_place
+from .arguments import whole_number
 from .cache import Buffer, Cache
 from .embedding import PREFIX, Embedding
 from .graphs import LAST, Graphs, inline_branch, select_last, with_layer_calls
-from .prompts import whole_number
 
 FIRST: Final = "first/"
 """Prefix for parameters of the prefill file that the step file does not have or that differ from its own."""
