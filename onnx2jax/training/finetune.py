@@ -30,9 +30,8 @@ from . import loss_scale
 from .checkpoint import load_checkpoint, save_checkpoint
 from .decoders import check_targets, next_token_loss
 from .engine import CompiledStep, TrainingEngine, check_not_donated, summary
-from .finetune_arguments import Metrics, as_loss, check_options, checked_batch, master_dtype
 from .form import select_outputs, stored_in, training_form
-from .objective import Arrays, Objective, accumulated
+from .objective import Arrays, Metrics, Objective, accumulated, as_loss, check_options, checked_batch, master_dtype
 from .progress_bar import bar
 from .state import FineTuningState
 from .straight_through import warn_of_zero_gradients, with_straight_through
