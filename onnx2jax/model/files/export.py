@@ -34,9 +34,7 @@ from ...sharding.stages import Staged
 from ..calls.dims import named_dims
 from ..calls.outputs import exportable
 from . import stablehlo
-from .constraints import in_symbols
-from .extents import free_dimensions, images, symbolic, symbols_in
-from .multiples import STEPS, needed_multiples
+from .extents import STEPS, free_dimensions, images, in_symbols, needed_multiples, symbolic, symbols_in
 from .requirements import (
     PREFIX,
     explained,

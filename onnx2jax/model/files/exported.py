@@ -34,8 +34,8 @@ from ...proto.mapped import owned
 from ...proto.types import TensorType, ValueInfo
 from ..calls import arguments
 from ..calls.outputs import bundled, field_names
-from .constraints import check_extents
 from .export import ABOUT, BYTECODE, PROGRAM, WEIGHTS, digest, files_of
+from .extents import check_extents
 
 
 class ExportedModel(Printed):

@@ -40,8 +40,7 @@ from onnx2jax.errors import (
 )
 from onnx2jax.model.files import export as exporting
 from onnx2jax.model.files.export import _write as write
-from onnx2jax.model.files.extents import symbolic
-from onnx2jax.model.files.multiples import needed_multiples
+from onnx2jax.model.files.extents import needed_multiples, symbolic
 from onnx2jax.model.files.requirements import requirements
 from onnx2jax.ops import op
 from onnx2jax.proto.types import TensorType, ValueInfo
