@@ -14,7 +14,7 @@ import numpy as np
 
 from .. import compat
 from ..model.reports.comparison import compared
-from ..model.reports.facts import by_position
+from ..model.reports.page import by_position
 from ..model.reports.profile import HEAD, SHOWN, duration
 from ..model.reports.verify import in_types_of_file
 from ..progress import stage

@@ -10,7 +10,7 @@ from ..errors import ModelError, UnsupportedError
 from ..model.convert import open_model
 from ..model.model import Model
 from ..model.reports.drawing import is_picture
-from ..model.reports.facts import by_position
+from ..model.reports.page import by_position
 from ..model.spec import Spec
 from ..progress import stage
 from ..proto.origin import Origin

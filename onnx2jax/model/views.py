@@ -16,9 +16,9 @@ from .calls.arguments import by_name, check_untraced
 from .parameters import Parameters
 
 if TYPE_CHECKING:
+    from .reports.comparison import Verification
     from .reports.profile import Profile
     from .reports.summary import Summary
-    from .reports.verification import Verification
     from .spec import Spec
 
 
@@ -307,8 +307,7 @@ class Views(Parameters):
         from ..proto import atomic
         from ..proto.files import path_of
         from .reports.drawing import is_picture, svg
-        from .reports.facts import facts
-        from .reports.page import page
+        from .reports.page import facts, page
 
         path = path_of(path)
         text = svg(self.graph) if is_picture(path) else page(self, facts(self, inputs, dims, profile, verification))
@@ -370,8 +369,7 @@ class Views(Parameters):
 
     def _repr_html_(self) -> str:
         from .reports.card import card
-        from .reports.facts import PageFacts
-        from .reports.page import page
+        from .reports.page import PageFacts, page
 
         return card(self, self._runtime.program.rows(), page(self, PageFacts()))
 

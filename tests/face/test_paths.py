@@ -13,8 +13,7 @@ import pytest
 
 import onnx2jax
 from onnx2jax import cli, training
-from onnx2jax.model.reports.comparison import Comparison
-from onnx2jax.model.reports.verification import Difference
+from onnx2jax.model.reports.comparison import Comparison, Difference
 from onnx2jax.proto.files import path_of
 from onnx2jax.runtime import cache_folder
 from tests.support.helpers import ROOT

@@ -1,18 +1,26 @@
-"""Runs a model's file, or a graph inside it, in other implementations of ONNX, for comparison."""
+"""Runs a model's file, or a graph inside it, in other implementations of ONNX, for comparison.
+
+A graph inside a node runs on the arguments of the calls that our node makes of it, which are recorded.
+"""
 
 from __future__ import annotations
 
 import tempfile
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
+import jax
 import numpy as np
 
 from ... import compat
 from ...errors import UnsupportedError
+from ...eval.interpreter import Context, evaluate, run_node
+from ...eval.values import to_host
 from ...ir.graph import Graph, Node
 from ...proto.dtypes import to_code
 from ...proto.messages import TensorProto, ValueInfoProto
@@ -168,3 +176,40 @@ def _declare(graph: Any, feeds: Mapping[str, Any]) -> None:
         while isinstance(inner, list):
             kind, inner = kind.sequence_type.elem_type, inner[0] if inner else np.zeros(0, np.float32)
         kind.tensor_type.elem_type = to_code(np.asarray(inner).dtype)
+
+
+MOST_CALLS: Final = 64
+"""Calls of a body (trips of a loop) that are recorded."""
+
+
+@dataclass
+class _Recorder:
+    """Runs the graphs of a node in NumPy, and records the arguments of their calls."""
+
+    context: Context
+    calls: list[tuple[Graph, Mapping[str, Any], Mapping[str, Any]]]
+
+    def run_graph(self, graph: Graph, named: Mapping[str, Any], around: Mapping[str, Any], rng: Any) -> tuple[Any, ...]:
+        if len(self.calls) < MOST_CALLS:
+            self.calls.append((graph, dict(named), around))
+        return tuple(map(to_host, evaluate(graph, named, replace(self.context, rng=rng), ChainMap({}, dict(around)))))
+
+    def run_partition(self, graph: Graph, scope: Any, rng: Any = None) -> tuple[Any, ...]:
+        raise NotImplementedError(f"{graph.name!r} is not partitioned")
+
+    def run_trips(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+def calls(model: Any, node: Node, scope: Mapping[str, Any]) -> list[Any]:
+    """The calls that a node makes of its graphs on given values: graph, arguments, outer values."""
+    with compat.enable_x64():
+        context = Context(dict(model.params), jax.random.key(0) if model.graph.draws else None, model.settings)
+        recorder = _Recorder(context, [])
+        values = {**model.graph.initializers, **model.params, **scope}
+        try:
+            run_node(node, values, replace(context, host=recorder))
+        except Exception:
+            if not recorder.calls:  # a wrong value may end it; the calls before are recorded
+                raise
+    return recorder.calls

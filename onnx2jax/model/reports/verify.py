@@ -28,12 +28,10 @@ from ...ir.graph import Graph, Node, ancestors, descendants
 from ...proto.types import ValueInfo, to_value_info
 from ...runtime.specialise import is_small
 from ..changes.parts import node_outputs, with_graph
-from .comparison import Comparison, compared, described, magnitude
+from .comparison import Comparison, Difference, Verification, compared, described, magnitude
 from .explanations import CLASSIFIERS, SATURATES, SCALES, TIED, amplified, distances, in_double, tied, unsaturated
-from .inner_calls import calls
-from .peers import NAMES, InnerGraph, Peer, step_into
+from .peers import NAMES, InnerGraph, Peer, calls, step_into
 from .samples import data_sets, in_types, random_values, read_values
-from .verification import Difference, Verification
 
 COMPARABLE: Final = 10
 """Relative errors up to so many times smaller than the largest are as wrong: the first node of them is reported."""

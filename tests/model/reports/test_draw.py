@@ -19,8 +19,7 @@ from onnx import helper
 import onnx2jax
 from onnx2jax import cli
 from onnx2jax.model.reports.drawing import layered
-from onnx2jax.model.reports.facts import PageFacts
-from onnx2jax.model.reports.page import page
+from onnx2jax.model.reports.page import PageFacts, page
 from tests.support.models import cut_in_the_middle, mlp, model, text_model, value
 
 SVG = "{http://www.w3.org/2000/svg}"

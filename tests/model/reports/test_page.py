@@ -21,8 +21,8 @@ import onnx2jax
 from onnx2jax.errors import InputNameError, InputTypeError
 from onnx2jax.model.reports import page
 from onnx2jax.model.reports.arrays import figures, histogram, picture
+from onnx2jax.model.reports.comparison import Comparison, Difference, Verification
 from onnx2jax.model.reports.outline import Outline
-from onnx2jax.model.reports.verification import Comparison, Difference, Verification
 from tests.support.models import mlp, model, text_model, value
 
 NAME = "</script><script>alert(1)</script>'\"&é"
