@@ -27,7 +27,7 @@ COMMANDS: Final = {
     "plan": ("plan", "estimate a model's cost on TPUs, GPUs or many devices: memory, FLOPs, bytes, collectives"),
     "train": ("train", "train a model by its training_info, or with a loss and an optax optimizer"),
     "generate": ("generate", "generate text with a decoder"),
-    "export": ("export", "write a program that runs with jax only"),
+    "export": ("write", "write a program that runs with jax only"),
     "join": ("write", "join two models: outputs of the first become inputs of the second"),
     "simplify": ("write", "fold constants and BatchNormalization into weights and remove no-ops, in a file of its own"),
     "source": ("write", "write the model as a Python module over jax.numpy, and its weights beside it"),

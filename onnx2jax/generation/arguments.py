@@ -20,6 +20,54 @@ Prompts = Any
 One = str | list[dict[str, str]]
 """One text, or one conversation."""
 Several = list[str] | tuple[str, ...]
+_SAMPLING: Final = "sampling=onnx2jax.Sampling({}=...)"
+_BEAMS: Final = "decoder.beam_search(prompt, {}=...)"
+_PROCESSOR: Final = "logits_processors=[f], f(tokens_so_far, logits) returning logits"
+_AFTER: Final = "after=, the result of an earlier generate"
+GENERATING: Final = {
+    "do_sample": "sampling='temperature', or 'greedy', the default",
+    **{n: _SAMPLING.format(n) for n in ("temperature", "top_k", "top_p", "min_p")},
+    **{n: _BEAMS.format(n) for n in ("beams", "length_penalty", "early_stopping")},
+    "num_beams": _BEAMS.format("beams"),
+    "num_return_sequences": "a list with the prompt several times, [prompt] * n",
+    "eos_token_id": "stop=, tokens or strings",
+    "stop_strings": "stop=",
+    "stopping_criteria": "stop=, or leave the loop over decoder.stream(...)",
+    "pad_token_id": "onnx2jax.decoder(..., pad=)",
+    "max_length": "max_new_tokens=, without the prompt; length= is that of the cache",
+    "max_tokens": "max_new_tokens=",
+    "max_new_tokens": "length=, of the cache, with all later tokens",
+    **dict.fromkeys(("min_length", "min_new_tokens", "no_repeat_ngram_size", "bad_words_ids"), _PROCESSOR),
+    **dict.fromkeys(("frequency_penalty", "presence_penalty"), f"repetition_penalty=, or {_PROCESSOR}"),
+    "logits_processor": _PROCESSOR,
+    "logits_processors": "decoder.generate(..., logits_processors=[f])",
+    "logprobs": "decoder.generate(..., logprobs=True)",
+    "rng": "decoder.generate(..., sampling=..., rng=)",
+    **{n: f"decoder.generate(..., {n}=)" for n in ("repetition_penalty", "sampling", "after")},
+    "output_scores": "logprobs=True",
+    "output_logits": "logprobs=True, or a loop over decoder.step",
+    "return_dict_in_generate": "tokens as the prompt, decoder.encode(text): the result is a Generation",
+    "input_ids": "the first argument: decoder.generate(tokens)",
+    **dict.fromkeys(("inputs", "prompt"), "the first argument: decoder.generate(prompt)"),
+    "messages": "the first argument: decoder.generate(messages)",
+    "past_key_values": _AFTER,
+    "use_cache": "nothing: there is always a cache",
+    "streamer": "decoder.stream(prompt), an iterator",
+    "assistant_model": "decoder.speculate(prompt, draft=decoder)",
+    **dict.fromkeys(("generator", "seed"), "rng=, a seed or a PRNG key"),
+    "generation_config": "keywords; generation_config.json beside the file is read",
+}
+"""Keywords of Hugging Face's and OpenAI's generation -> what to use."""
+LOADING: Final = {
+    "eos_token_id": "stop=",
+    "pad_token_id": "pad=",
+    "max_length": "context=",
+    "device_map": "mesh= and shardings=",
+    "torch_dtype": "dtype=",
+    **dict.fromkeys(("quantization_config", "load_in_4bit", "load_in_8bit"), "weights=; docs/guides/quantize.md"),
+    "trust_remote_code": "nothing: a file of weights runs no code",
+}
+"""The same, for loading a model."""
 
 
 def check_outside(arguments: Any) -> None:
@@ -222,57 +270,6 @@ def right_aligned(rows: Sequence[np.ndarray], length: int) -> np.ndarray:
     [[-1, 1, 2], [-1, -1, 3]]
     """
     return np.stack([np.pad(r, (length - len(r), 0), constant_values=EMPTY) for r in rows]).astype(np.int32)
-
-
-_SAMPLING: Final = "sampling=onnx2jax.Sampling({}=...)"
-_BEAMS: Final = "decoder.beam_search(prompt, {}=...)"
-_PROCESSOR: Final = "logits_processors=[f], f(tokens_so_far, logits) returning logits"
-_AFTER: Final = "after=, the result of an earlier generate"
-
-GENERATING: Final = {
-    "do_sample": "sampling='temperature', or 'greedy', the default",
-    **{n: _SAMPLING.format(n) for n in ("temperature", "top_k", "top_p", "min_p")},
-    **{n: _BEAMS.format(n) for n in ("beams", "length_penalty", "early_stopping")},
-    "num_beams": _BEAMS.format("beams"),
-    "num_return_sequences": "a list with the prompt several times, [prompt] * n",
-    "eos_token_id": "stop=, tokens or strings",
-    "stop_strings": "stop=",
-    "stopping_criteria": "stop=, or leave the loop over decoder.stream(...)",
-    "pad_token_id": "onnx2jax.decoder(..., pad=)",
-    "max_length": "max_new_tokens=, without the prompt; length= is that of the cache",
-    "max_tokens": "max_new_tokens=",
-    "max_new_tokens": "length=, of the cache, with all later tokens",
-    **dict.fromkeys(("min_length", "min_new_tokens", "no_repeat_ngram_size", "bad_words_ids"), _PROCESSOR),
-    **dict.fromkeys(("frequency_penalty", "presence_penalty"), f"repetition_penalty=, or {_PROCESSOR}"),
-    "logits_processor": _PROCESSOR,
-    "logits_processors": "decoder.generate(..., logits_processors=[f])",
-    "logprobs": "decoder.generate(..., logprobs=True)",
-    "rng": "decoder.generate(..., sampling=..., rng=)",
-    **{n: f"decoder.generate(..., {n}=)" for n in ("repetition_penalty", "sampling", "after")},
-    "output_scores": "logprobs=True",
-    "output_logits": "logprobs=True, or a loop over decoder.step",
-    "return_dict_in_generate": "tokens as the prompt, decoder.encode(text): the result is a Generation",
-    "input_ids": "the first argument: decoder.generate(tokens)",
-    **dict.fromkeys(("inputs", "prompt"), "the first argument: decoder.generate(prompt)"),
-    "messages": "the first argument: decoder.generate(messages)",
-    "past_key_values": _AFTER,
-    "use_cache": "nothing: there is always a cache",
-    "streamer": "decoder.stream(prompt), an iterator",
-    "assistant_model": "decoder.speculate(prompt, draft=decoder)",
-    **dict.fromkeys(("generator", "seed"), "rng=, a seed or a PRNG key"),
-    "generation_config": "keywords; generation_config.json beside the file is read",
-}
-"""Keywords of Hugging Face's and OpenAI's generation -> what to use."""
-LOADING: Final = {
-    "eos_token_id": "stop=",
-    "pad_token_id": "pad=",
-    "max_length": "context=",
-    "device_map": "mesh= and shardings=",
-    "torch_dtype": "dtype=",
-    **dict.fromkeys(("quantization_config", "load_in_4bit", "load_in_8bit"), "weights=; docs/guides/quantize.md"),
-    "trust_remote_code": "nothing: a file of weights runs no code",
-}
-"""The same, for loading a model."""
 
 
 def check_generating(

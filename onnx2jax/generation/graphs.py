@@ -31,6 +31,26 @@ from . import in_place
 from .cache import Appended, Buffer, Kind
 from .in_place import ENCODER_LENGTH, PROBED_LENGTHS, Values, applied, operator, probe, slopes
 
+LEAST_BYTES: Final = 20 << 20
+"""Weights of a layer, which then takes 2 ms or more a token, and is called rather than inlined into one program.
+
+A decoder in int4 of 1.1 billion parameters, 22 layers of 25 MB, on 2 cores: seconds until it has generated 16 tokens,
+and ms a token later:
+
+                                                  jax 0.10        jax 0.12
+    one program, a loop over tokens on the device 22, 48 to 56    25, 76 to 84
+    a call for each layer                          7, 50 to 62     7, 49 to 64
+
+Dispatch competes with the computation for the cores: on jax 0.10, 4 to 12 % of a token, 10 to 25 % for layers of 10 MB,
+and in float32 nothing. The 15 s of compiling pay for that up to some 3000 tokens. On jax 0.12 kernels inside of a loop
+share a thread.
+
+Tried on jax 0.10, times of asynchronous dispatch of each layer: waiting for each layer, or for every fourth: 1.05; two
+layers a call: 1.04, eleven: 1.8 (XLA schedules long programs worse); a loop of one trip around each layer: 1.01; loops
+over words unrolled: 20; not reading between tokens whether all texts have ended: 1.01; the dispatching thread under
+Linux's SCHED_BATCH: 1.02, SCHED_IDLE: 0.98. ``scan_layers=True``, whose loop copies weights: 3.5.
+"""
+
 
 class Graphs:
     """The graphs behind a decoder's calls: the file's own, and rewrites of it for fixed-length caches.
@@ -259,27 +279,6 @@ def _renamed(node: Node, names: Mapping[str, str]) -> Node:
     inputs, implicit = (tuple(names.get(n, n) for n in values) for values in (node.inputs, node.implicit_inputs))
     attributes = with_graphs(node.attributes, inner)
     return replace(node, inputs=inputs, implicit_inputs=implicit, attributes=attributes)
-
-
-LEAST_BYTES: Final = 20 << 20
-"""Weights of a layer, which then takes 2 ms or more a token, and is called rather than inlined into one program.
-
-A decoder in int4 of 1.1 billion parameters, 22 layers of 25 MB, on 2 cores: seconds until it has generated 16 tokens,
-and ms a token later:
-
-                                                  jax 0.10        jax 0.12
-    one program, a loop over tokens on the device 22, 48 to 56    25, 76 to 84
-    a call for each layer                          7, 50 to 62     7, 49 to 64
-
-Dispatch competes with the computation for the cores: on jax 0.10, 4 to 12 % of a token, 10 to 25 % for layers of 10 MB,
-and in float32 nothing. The 15 s of compiling pay for that up to some 3000 tokens. On jax 0.12 kernels inside of a loop
-share a thread.
-
-Tried on jax 0.10, times of asynchronous dispatch of each layer: waiting for each layer, or for every fourth: 1.05; two
-layers a call: 1.04, eleven: 1.8 (XLA schedules long programs worse); a loop of one trip around each layer: 1.01; loops
-over words unrolled: 20; not reading between tokens whether all texts have ended: 1.01; the dispatching thread under
-Linux's SCHED_BATCH: 1.02, SCHED_IDLE: 0.98. ``scan_layers=True``, whose loop copies weights: 3.5.
-"""
 
 
 def with_layer_calls(model: Model) -> Model:

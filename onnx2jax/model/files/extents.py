@@ -38,6 +38,18 @@ FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "min": min,
 }
 """What JAX writes as functions; no symbol has such a name."""
+COMPARISONS: Final[dict[str, Callable[[Any, Any], bool]]] = {"==": operator.eq, ">=": operator.ge, "<=": operator.le}
+"""The comparisons that ``jax.export`` takes."""
+MULTIPLE: Final = re.compile(r"(\d+)\*(\w+)")
+"""The extent of a dimension that must be a multiple, as JAX writes it."""
+FARTHEST: Final = 2**16
+"""How far from a rejected extent one that a program takes is sought."""
+STEPS: Final = 64
+"""The largest number that export tries of which an extent be a multiple."""
+EXTENT: Final = 512
+"""Of free dimensions in an evaluation, a multiple of ``STEPS``; of an image's sizes it is the least that is tried."""
+BITS: Final = (1, 63, 21, 43)
+"""Odd numbers whose halves, rounded down or up, are odd and even in turn: strided layers round either way."""
 
 
 def symbolic(
@@ -159,14 +171,6 @@ def _value(node: ast.expr, of: Callable[[str], Any]) -> Any:
         case ast.Call(func=ast.Name(id=name), args=arguments) if name in FUNCTIONS:
             return FUNCTIONS[name](*(_value(argument, of) for argument in arguments))
     raise ValueError(f"{ast.unparse(node)!r} is not made of integers, names, +, -, *, // and %")
-
-
-COMPARISONS: Final[dict[str, Callable[[Any, Any], bool]]] = {"==": operator.eq, ">=": operator.ge, "<=": operator.le}
-"""The comparisons that ``jax.export`` takes."""
-MULTIPLE: Final = re.compile(r"(\d+)\*(\w+)")
-"""The extent of a dimension that must be a multiple, as JAX writes it."""
-FARTHEST: Final = 2**16
-"""How far from a rejected extent one that a program takes is sought."""
 
 
 def in_symbols(
@@ -308,14 +312,6 @@ def _nearest(axis: _Axis, known: Mapping[str, int], constraints: Sequence[str]) 
         if all(_holds(c, {**known, symbol: k}) for c in constraints):
             return f": the nearest extent that it takes is {evaluated(axis.text, {symbol: k}.__getitem__)}"
     return ""
-
-
-STEPS: Final = 64
-"""The largest number that export tries of which an extent be a multiple."""
-EXTENT: Final = 512
-"""Of free dimensions in an evaluation, a multiple of ``STEPS``; of an image's sizes it is the least that is tried."""
-BITS: Final = (1, 63, 21, 43)
-"""Odd numbers whose halves, rounded down or up, are odd and even in turn: strided layers round either way."""
 
 
 def needed_multiples(

@@ -27,6 +27,7 @@ FLIPS: Final = 100
 """A rounding node may differ by one step in one of so many numbers, and in one number at least."""
 LARGEST: Final = 1e4
 """Larger operands are taken for masks: their rounding is no measure of the result's."""
+HEAD: Final = ("value", "type", "largest difference", "relative", "")
 
 
 @dataclass(frozen=True)
@@ -303,9 +304,6 @@ class Verification(Printed):
 def _facts(comparison: Comparison) -> dict[str, Any]:
     """A comparison as a dict for JSON, which has no infinity."""
     return {n: "inf" if v == np.inf else v for n, v in asdict(comparison).items()}
-
-
-HEAD: Final = ("value", "type", "largest difference", "relative", "")
 
 
 def _row(comparison: Comparison) -> tuple[str, ...]:

@@ -37,6 +37,8 @@ THREADED: Final = "DynamicQuantizeLSTM"
 """onnxruntime quantises the hidden states of some sequences at a time: those that a thread computes."""
 InnerGraph = tuple[str, str, int]
 """A graph inside a node: an output of the node, the attribute's name, and the index in a list of graphs, or -1."""
+MOST_CALLS: Final = 64
+"""Calls of a body (trips of a loop) that are recorded."""
 
 
 class Peer:
@@ -176,10 +178,6 @@ def _declare(graph: Any, feeds: Mapping[str, Any]) -> None:
         while isinstance(inner, list):
             kind, inner = kind.sequence_type.elem_type, inner[0] if inner else np.zeros(0, np.float32)
         kind.tensor_type.elem_type = to_code(np.asarray(inner).dtype)
-
-
-MOST_CALLS: Final = 64
-"""Calls of a body (trips of a loop) that are recorded."""
 
 
 @dataclass
