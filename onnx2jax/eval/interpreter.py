@@ -23,9 +23,9 @@ import numpy as np
 from .. import compat, debug
 from ..errors import OperatorError
 from ..ir import binding, loops
+from ..ir.analysis import by_bits
 from ..ir.graph import Function, Graph, Node, Reference, with_graphs
-from ..ir.neighbours import REWRITTEN, merging
-from ..ir.siblings import by_bits
+from ..ir.patterns import REWRITTEN, merging
 from ..limits import LARGEST_ARRAY, LARGEST_IN_SIGNATURE, LARGEST_TRACED, NESTED_JITS
 from ..ops.arrays import check_room, is_known, is_traced
 from ..ops.cast import is_float

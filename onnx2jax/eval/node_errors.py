@@ -17,8 +17,8 @@ import numpy as np
 
 from .. import compat
 from ..errors import DeviationWarning, KnownValueError, OnnxError, OperatorError, RandomKeyError, UnsupportedError
-from ..ir.dropped import reader_beside_scatters
 from ..ir.graph import Function, Graph, Node
+from ..ir.patterns import reader_beside_scatters
 from ..ir.signatures import type_mismatch, type_of_array
 from ..limits import LARGEST_ARRAY
 from ..ops.arrays import is_known, is_string, is_traced

@@ -14,8 +14,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from ..ir.analysis import siblings
 from ..ir.graph import Graph, Node, in_place_of
-from ..ir.siblings import siblings
 from ..ops.registry import Operator
 
 _made: WeakKeyDictionary[Node, dict[Any, Any]] = WeakKeyDictionary()

@@ -22,8 +22,8 @@ import numpy as np
 
 from ..proto.mapped import load
 from . import analysis
+from .analysis import application
 from .graph import Graph, Node
-from .siblings import application
 
 FEWEST: Final = 6
 """Nodes that a loop must save: a loop over two layers of Conv and Relu costs more than it saves."""

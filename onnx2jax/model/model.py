@@ -16,7 +16,7 @@ from ..errors import InputNameError, InputTypeError, RandomKeyError, did_you_mea
 from ..eval.settings import Settings
 from ..eval.values import to_host
 from ..ir.graph import Graph, nodes_named
-from ..ir.lookups import check_lookups
+from ..ir.patterns import check_lookups
 from ..ops.arrays import is_traced
 from ..proto.origin import Origin
 from ..proto.types import TensorType, ValueInfo

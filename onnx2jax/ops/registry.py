@@ -82,7 +82,7 @@ class Traits(TypedDict, total=False):
         strings: the attribute of strings that its first input is compared with. See runtime/string_codes.py.
         moves: it moves elements of its first inputs, whatever their type, and computes nothing.
         merges: "sums" or "products" if XLA merges its constants with those of a neighbour that says the same. See
-            ir/neighbours.py.
+            ir/patterns.py.
         extra: the extra of this package without which it raises, or a function of a node's attributes that gives it.
         limits: what is unsupported, and what is decided here because ONNX leaves it open; for docs/operators.md.
     """

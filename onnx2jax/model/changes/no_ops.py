@@ -9,9 +9,8 @@ from typing import Any, Final
 import numpy as np
 
 from ...eval.known_values import Values
-from ...ir.analysis import read_counts
+from ...ir.analysis import application, by_bits, read_counts
 from ...ir.graph import Graph, Node
-from ...ir.siblings import application, by_bits
 from .constants import KEPT, SMALL, is_pure
 
 RESHAPING: Final = frozenset(("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Expand", "Cast", "CastLike"))

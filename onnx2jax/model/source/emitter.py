@@ -19,8 +19,8 @@ import numpy as np
 from ...eval.abstract import UNKNOWN, is_elementwise
 from ...eval.interpreter import Context, FunctionCall, actual_attributes, call_of, run_nodes
 from ...eval.known_values import symbolic_results
-from ...ir.dropped import reader_beside_scatters
 from ...ir.graph import Function, Graph, Node
+from ...ir.patterns import reader_beside_scatters
 from ...ops.registry import Operator
 from ...proto.mapped import load
 from ...proto.types import TensorType
