@@ -4,7 +4,7 @@ All become NamedShardings over one mesh, and never change results.
 
 - ``rules``: ``Placement``, the base of all placements.
 - ``plans``: by a user's rules over names, or derived from the graph: by ``propagation`` over its nodes, with
-  ``product_rules`` and ``heads``.
+  ``node_rules``.
 - ``configurations``: the file's own, over a mesh (``mesh_layout``); ``constraints`` on values of nodes, ``writing``
   into a file.
 - ``stages``: pipeline stages, each on its own devices.

@@ -25,8 +25,8 @@ from ..errors import ShardingError
 from ..ir.graph import Graph, Node
 from ..ops.arrays import is_traced
 from ..ops.registry import Shards
-from . import heads, product_rules
-from .propagation import Begin, Key, Rule, ShardedAxes, ValueFacts, Walk, key, moving, nothing
+from .node_rules import ATTENTION, BEGINS, PRODUCTS, RULES
+from .propagation import Key, ShardedAxes, ValueFacts, Walk, key
 from .put import mesh_axes
 from .rules import Arrays, Constraint, Placement, Rules, Shardings, check_patterns, fitting, own_rules
 from .stages import AXIS
@@ -311,37 +311,9 @@ def pairs(graph: Graph, weights: Mapping[str, Any], parts: int) -> ShardedAxes:
     facts, rejected = ValueFacts(graph, weights), dict[int, str]()
     while True:
         walk = Walk(graph, facts, weights, parts, rejected)
-        walk.run(_BEGINS, _RULES)
+        walk.run(BEGINS, RULES)
         if rejected.keys() >= walk.failed.keys():
-            walk.annotate({"MatMulNBits", *_PRODUCTS, *_ATTENTION}, {"Gather", "MoE", "QMoE"})
+            walk.annotate({"MatMulNBits", *PRODUCTS, *ATTENTION}, {"Gather", "MoE", "QMoE"})
             walk.explain()
             return walk.sharded
         rejected = walk.failed | rejected
-
-
-_PRODUCTS: Final = ("MatMul", "Gemm", "FusedMatMul", "FusedGemm", "GemmFastGelu")
-_ATTENTION: Final = ("Attention", "GroupQueryAttention", "MultiHeadAttention")
-_NORMALIZED: Final = "Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"
-_BEGINS: Final[Mapping[str, Begin]] = {
-    **dict.fromkeys(_PRODUCTS, product_rules.begin_product),
-    **dict.fromkeys(_ATTENTION, heads.packed_attention),
-    **dict.fromkeys(("MoE", "QMoE"), product_rules.experts),
-    "Gather": product_rules.rows,
-    "MatMulNBits": product_rules.begin_packed_product,
-    "Reshape": heads.heads_of,
-    "Split": heads.parts_of,
-}
-_RULES: Final[Mapping[str, Rule]] = {
-    **dict.fromkeys(_PRODUCTS, product_rules.product),
-    **dict.fromkeys(_ATTENTION, heads.attention),
-    **dict.fromkeys(_NORMALIZED, moving(heads.normalized)),
-    **dict.fromkeys(("Concat", "ScatterElements", "TensorScatter"), moving(heads.concatenated)),
-    **dict.fromkeys(("Slice", "Expand", "Tile"), moving(heads.sliced)),
-    **dict.fromkeys(("Reshape", "Squeeze", "Unsqueeze"), moving(heads.reshape)),
-    "Gather": moving(heads.gather),
-    "MatMulNBits": product_rules.packed_product,
-    "RotaryEmbedding": moving(heads.rotated),
-    "Shape": nothing,
-    "Split": moving(heads.split),
-    "Transpose": moving(heads.transpose),
-}
