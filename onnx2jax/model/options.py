@@ -20,7 +20,7 @@ from ..ir import layers
 from ..ir.graph import Graph, Imported
 from ..proto.files import path_of
 from ..runtime import cache_folder
-from ..sharding.pickling import Devices
+from ..sharding.put import Devices
 
 if TYPE_CHECKING:
     from ..sharding.plans import Plan

@@ -1,10 +1,13 @@
-"""Transfers arrays to devices and back; each process reads and holds only its own shards."""
+"""Transfers arrays to devices and back, and pickles devices; each process reads and holds only its own shards."""
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Callable
+import pickle
+from collections.abc import Callable, Mapping
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -104,3 +107,29 @@ def to_process(value: Any) -> np.ndarray:
         starts = (places[axis][first] * block[axis] for axis, (first, _) in enumerate(bounds))
         result[tuple(slice(s, s + n) for s, n in zip(starts, block, strict=True))] = part.data
     return result
+
+
+class Devices:
+    """Base of classes that hold devices, which JAX does not pickle: pickles them as platform and id."""
+
+    def __getstate__(self) -> bytes:
+        _Pickler(file := io.BytesIO()).dump(vars(self))
+        return file.getvalue()
+
+    def __setstate__(self, data: bytes) -> None:
+        vars(self).update(pickle.loads(data))
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, MappingProxyType):
+            return _read_only, (dict(value),)
+        return (_device, (value.platform, value.id)) if isinstance(value, jax.Device) else NotImplemented
+
+
+def _read_only(value: dict[Any, Any]) -> Mapping[Any, Any]:
+    return MappingProxyType(value)
+
+
+def _device(platform: str, number: int) -> jax.Device:
+    return next(d for d in jax.devices(platform) if d.id == number)

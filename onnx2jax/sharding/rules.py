@@ -17,9 +17,8 @@ from .. import compat
 from ..errors import ShardingError, nearest
 from ..ops.arrays import is_traced
 from ..ops.registry import Shards
-from .pickling import Devices
 from .processes import in_agreement
-from .put import from_process, mesh_axes, put, to_process
+from .put import Devices, from_process, mesh_axes, put, to_process
 
 Rules = Mapping[str, PartitionSpec]
 """fnmatch pattern over names -> the PartitionSpec of the arrays that match."""
