@@ -32,10 +32,8 @@ from .control import FORMS
 from .emitter import SAMPLE, Emitter, Scope
 from .head import SAFETENSORS, Head, plain, table, title
 from .layers import Loop, rolled
-from .names import dimension, distinct, identifier
-from .nested import nest
-from .render import FIXED, Renderer, tidy
-from .schedule import called, has_wide, scheduled, texts
+from .render import FIXED, Renderer, dimension, distinct, identifier, tidy
+from .schedule import called, has_wide, nest, scheduled, texts
 from .types import is_wide
 from .values import Value, constant, extent, stored
 
