@@ -17,8 +17,8 @@ from onnx import TensorProto, helper
 
 import onnx2jax
 from onnx2jax.errors import ExternalDataError, ModelError, UnsupportedError
-from onnx2jax.proto.ort_checkpoint import read_checkpoint
 from onnx2jax.proto.tensors import to_array
+from onnx2jax.training.artifacts import read_checkpoint
 from tests.support.tiers import canaries
 
 # Flatbuffers tables as dicts, slot -> value: str, dict (table), list of dicts, array (vector), NumPy scalar.
