@@ -89,7 +89,10 @@ class _Folding:
         if np.any(affine.scale != 1):
             if self._readers[product.inputs[1]] != 1:
                 return None
-            scaled = _along(np.broadcast_to(affine.scale, size), product, scaled) * scaled.astype(np.float64)
+            by, groups = np.broadcast_to(affine.scale, size), _groups(product)
+            first = by.reshape(-1, *[1] * (rank - 1))
+            by = first if _is_out_first(product) else _by_second_axis(by, scaled, groups)
+            scaled = by * scaled.astype(np.float64)
         return self._rewritten(product, node.outputs, scaled, affine, size)
 
     def _in_front(self, before: Node, conv: Node) -> Node | None:
@@ -99,16 +102,12 @@ class _Folding:
             return None
         if any(conv.attributes.get("pads", ())) or conv.attributes.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
             return None
-        weight, groups = self.value(conv.inputs[1]), int(conv.attributes.get("group", 1))
+        weight, groups = self.value(conv.inputs[1]), _groups(conv)
         if weight is None or not _is_floating(weight) or self._readers[conv.inputs[1]] != 1:
             return None
         if weight.shape[1] * groups != affine.scale.size:
             return None
-        each = len(weight) // groups
-        scale, shift = (
-            np.repeat(v.reshape(groups, -1), each, axis=0).reshape(*weight.shape[:2], *[1] * (weight.ndim - 2))
-            for v in (affine.scale, affine.shift)
-        )
+        scale, shift = (_by_second_axis(v, weight, groups) for v in (affine.scale, affine.shift))
         exact = weight.astype(np.float64)
         added = (exact * shift).sum(tuple(range(1, weight.ndim)))
         conv = with_inputs(conv, {conv.inputs[0]: affine.data})
@@ -149,12 +148,9 @@ class _Folding:
         added = self.value(bias) if bias else None
         if weight is None or not _is_floating(weight) or (bias and added is None):
             return 0, 0
-        if node.op_type == "Gemm":
-            if node.opset < 7 or node.attributes.get("beta", 1.0) != 1 or (added is not None and added.ndim > 1):
-                return 0, 0
-            return weight.shape[0 if node.attributes.get("transB", 0) else 1], 2
-        size = len(weight) if node.op_type == "Conv" else weight.shape[1] * int(node.attributes.get("group", 1))
-        return size, weight.ndim
+        if node.op_type == "Gemm" and (node.opset < 7 or node.attributes.get("beta", 1.0) != 1 or np.ndim(added) > 1):
+            return 0, 0
+        return len(weight) if _is_out_first(node) else weight.shape[1] * _groups(node), weight.ndim
 
     def _affine(self, node: Node, data: str, channels: int, rank: int) -> _Affine | None:
         """What a node does to the channels of ``data``; None where that is anything else."""
@@ -201,12 +197,16 @@ def _is_floating(value: np.ndarray) -> bool:
     return value.dtype.name in ("float16", "bfloat16", "float32", "float64")
 
 
-def _along(vector: np.ndarray, product: Node, weight: np.ndarray) -> np.ndarray:
-    """A vector over the channels of a product's result, in a shape that broadcasts against its weight."""
-    if product.op_type == "Gemm":
-        return vector[:, None] if product.attributes.get("transB", 0) else vector
-    if product.op_type == "Conv":
-        return vector.reshape(-1, *[1] * (weight.ndim - 1))
-    groups = int(product.attributes.get("group", 1))  # ConvTranspose: [in, out / groups, ...]
+def _groups(product: Node) -> int:
+    return int(product.attributes.get("group", 1))
+
+
+def _is_out_first(product: Node) -> bool:
+    """Whether the channels of a product's result are the first axis of its weight; else the second, by groups."""
+    return product.op_type == "Conv" or bool(product.attributes.get("transB", 0))
+
+
+def _by_second_axis(vector: np.ndarray, weight: np.ndarray, groups: int) -> np.ndarray:
+    """A vector over channels that are the second axis of a weight, by groups, to broadcast against the weight."""
     rows = np.repeat(vector.reshape(groups, -1), len(weight) // groups, axis=0)
     return rows.reshape(*rows.shape, *[1] * (weight.ndim - 2))
