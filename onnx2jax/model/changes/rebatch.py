@@ -6,6 +6,7 @@ that an exporter wrote into constants stay right, and the graph itself stays tha
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -48,7 +49,10 @@ def in_groups(
     try:
         results = jax.vmap(one, (0, *axes))(jnp.arange(groups), *parts)
     except OperatorError as e:
-        raise RebatchError(f"the model does not run at batch size {size}, which its inputs declare: {e}") from e
+        cause = re.sub(r"; if that contains the exporter's batch size.*", "", str(e))  # advises rebatch=
+        raise RebatchError(
+            f"the model does not run at batch size {size}, {_extents(body, inputs, axes)}: {cause}"
+        ) from e
     except KnownValueError as e:
         if analysis.sources(body.graph.nodes, e.values).isdisjoint(v.name for v in body.inputs):
             raise  # The value is the same for all samples: the caller can specialise on it.
@@ -57,6 +61,21 @@ def in_groups(
             "or, if the input is the same for all samples, leave it out: convert(..., rebatch={'input name': axis})"
         ) from e
     return tuple(jax.tree.map(partial(_joined, size, a), r) for r, a in zip(results, out_axes, strict=True))
+
+
+def _extents(body: Any, inputs: Sequence[Any], axes: Sequence[int]) -> str:
+    """For the message of a call that fails: whether the inputs declare its batch size, and the other free extents."""
+    batch, free = "because its inputs leave the batch free", dict[str, Any]()
+    for value, x, axis in zip(body.inputs, inputs, axes, strict=True):
+        for i, (declared, extent) in enumerate(zip(value.shape, x.shape, strict=True)):
+            if i == axis and isinstance(declared, int):
+                batch = "which its inputs declare"
+            elif i != axis and not isinstance(declared, int):
+                free[declared or f"axis {i} of {value.name!r}"] = extent
+    if free:
+        given = ", ".join(f"{name} = {extent}" for name, extent in free.items())
+        return f"{batch}, and {given}, which they leave free; pass the extents that it was exported with"
+    return batch if "declare" in batch else f"{batch}; if the model was exported with another, declare it in the file"
 
 
 def _joined(size: int, axis: int | None, parts: Any) -> Any:

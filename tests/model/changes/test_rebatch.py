@@ -364,6 +364,22 @@ def test_models_that_cannot_be_rebatched_are_rejected(proto: onnx.ModelProto, sa
         onnx2jax.convert(proto, rebatch=True)(np.ones((2, 3, 2, 2) if "flat" in said else (2, 3), np.float32))
 
 
+@pytest.mark.parametrize(
+    ("shape", "target", "x", "said"),
+    [
+        ([1, "s", 6], (1, 1, 6), (3, 2, 6), "1, which its inputs declare, and s = 2, which they leave free; pass the"),
+        ([None, None, 6], (1, 1, 6), (3, 2, 6), "its inputs leave the batch free, and axis 1 of 'x' = 2, which"),
+        (["n", 6], (2, 6), (4, 6), "1, because its inputs leave the batch free; .* exported with another, declare it"),
+    ],
+    ids=["another extent", "both", "the batch"],
+)
+def test_the_error_names_the_extents_that_inputs_leave_free(shape: Any, target: Any, x: Any, said: str) -> None:
+    proto = model_proto([helper.make_node("Reshape", ["x", "shape"], ["y"], "flat")], shape, {"shape": ints(*target)})
+    with pytest.raises(RebatchError, match=said) as raised:
+        onnx2jax.convert(proto, rebatch=True)(np.ones(x, np.float32))
+    assert f"cannot be reshaped to {target}\n" in str(raised.value)  # without the advice to use rebatch=
+
+
 def test_nodes_of_a_rebatched_model_are_seen_and_cut(tmp_path: Any) -> None:
     proto = attention()
     original, free = onnx2jax.convert(proto), onnx2jax.convert(proto, rebatch=True)
