@@ -32,8 +32,9 @@ from ..errors import (
 )
 from ..eval.values import to_host
 from ..ir.casts import NARROWER
-from ..ir.graph import Graph
-from ..model.changes.detours import Detour, InsertedNode, detoured, opset_of, with_detours
+from ..ir.graph import Graph, Node
+from ..model.changes.detours import Detour, detoured, opset_of, with_detours
+from ..model.changes.rewritten import new_node
 from ..model.model import Model
 from ..proto.dtypes import to_code
 from ..proto.mapped import load
@@ -69,25 +70,25 @@ class Adapter:
         """The dtype of A and B: 16 bits are too few for optimizer steps."""
         return np.dtype(np.float64 if self.map.dtype == np.float64 else np.float32)
 
-    def detour(self) -> Detour:
+    def detour(self, opset: int) -> Detour:
         """The added nodes, with zeros for A and B."""
         node, scale = self.map.node, f"{self.map.name}.lora_scale"
         (extent, out), prefix, value, x = self.map.shape, f"{node.name}/lora", node.outputs[0], node.inputs[0]
         base, down, scaled, up = (f"{prefix}/{step}" for step in ("base", "down", "scaled", "up"))
-        widened, narrowed, delta = list[InsertedNode](), list[InsertedNode](), up
+        widened, narrowed, delta = list[Node](), list[Node](), up
         if self.dtype != self.map.dtype:
-            widened = [InsertedNode(f"{prefix}/x", "Cast", (x,), attributes={"to": to_code(self.dtype)})]
+            widened = [new_node(f"{prefix}/x", "Cast", opset, x, to=to_code(self.dtype))]
             x, delta = f"{prefix}/x", f"{prefix}/delta"
-            narrowed = [InsertedNode(delta, "CastLike", (up, base))]
+            narrowed = [new_node(delta, "CastLike", opset, up, base)]
             if self.map.dtype is not None:
-                narrowed = [InsertedNode(delta, "Cast", (up,), attributes={"to": to_code(self.map.dtype)})]
+                narrowed = [new_node(delta, "Cast", opset, up, to=to_code(self.map.dtype))]
         steps = (
             *widened,
-            InsertedNode(down, "MatMul", (x, self.a)),
-            InsertedNode(scaled, "Mul", (down, scale)),
-            InsertedNode(up, "MatMul", (scaled, self.b)),
+            new_node(down, "MatMul", opset, x, self.a),
+            new_node(scaled, "Mul", opset, down, scale),
+            new_node(up, "MatMul", opset, scaled, self.b),
             *narrowed,
-            InsertedNode(f"{prefix}/add", "Add", (base, delta), value),
+            new_node(f"{prefix}/add", "Add", opset, base, delta, outputs=(value,)),
         )
         constants = {
             self.a: np.zeros((extent, self.rank), self.dtype),
@@ -232,7 +233,7 @@ def _matching(
 
 def with_adapters(graph: Graph, adapters: tuple[Adapter, ...], model: Model) -> Graph:
     """The graph with the adapters' nodes; the graph itself if there are none."""
-    return detoured(graph, [a.detour() for a in adapters], opset_of(model)) if adapters else graph
+    return detoured(graph, [a.detour(opset_of(model)) for a in adapters]) if adapters else graph
 
 
 def merge_adapters(
@@ -240,7 +241,7 @@ def merge_adapters(
 ) -> tuple[Model, dict[str, Any]]:
     """(model, parameters) with adapters merged into floating-point weights, or as nodes for packed ones."""
     params = dict(params)
-    detours = [a.detour() for a in adapters if a.map.is_packed]
+    detours = [a.detour(opset_of(model)) for a in adapters if a.map.is_packed]
     for adapter in adapters:
         if not adapter.map.is_packed:
             a, b, name = params.pop(adapter.a), params.pop(adapter.b), adapter.map.name

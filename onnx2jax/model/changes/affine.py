@@ -145,7 +145,7 @@ class _Folding:
         if node.domain or node.op_type not in ("Conv", "ConvTranspose", "Gemm"):
             return 0, 0
         weight, bias = self.value(node.inputs[1]), node.inputs[2] if len(node.inputs) > 2 else ""
-        added = self.value(bias) if bias else None
+        added: Any = self.value(bias) if bias else None
         if weight is None or not _is_floating(weight) or (bias and added is None):
             return 0, 0
         if node.op_type == "Gemm" and (node.opset < 7 or node.attributes.get("beta", 1.0) != 1 or np.ndim(added) > 1):

@@ -6,7 +6,7 @@ before:   x -> [node] -> y                       after:   x -> [node] -> y/befor
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -15,7 +15,6 @@ import numpy as np
 from ...errors import UnsupportedError
 from ...ir import analysis
 from ...ir.graph import Graph, Node
-from ...ops.registry import resolve
 from ...proto.messages import TensorProto, normal_domain
 from ...proto.tensors import from_array
 from ..model import Model
@@ -29,30 +28,19 @@ NEWEST: Final = 21
 
 
 @dataclass(frozen=True)
-class InsertedNode:
-    """A node of ai.onnx with integer attributes and one output, which is named like the node by default."""
-
-    name: str
-    op_type: str
-    inputs: tuple[str, ...]
-    output: str = ""
-    attributes: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Detour:
     """Nodes inserted between a value and its readers.
 
     Attributes:
         value: the output of a node of the main graph.
         before: the new name of the original output, which ``nodes`` read.
-        nodes: in execution order; the last one outputs ``value``.
+        nodes: of ai.onnx with integer attributes, in execution order; the last one outputs ``value``.
         initializers: their constants, by name.
     """
 
     value: str
     before: str
-    nodes: tuple[InsertedNode, ...]
+    nodes: Sequence[Node]
     initializers: Mapping[str, np.ndarray]
 
 
@@ -70,47 +58,40 @@ def opset_of(model: Model) -> int:
     return opset
 
 
-def detoured(graph: Graph, detours: Sequence[Detour], opset: int) -> Graph:
+def detoured(graph: Graph, detours: Sequence[Detour]) -> Graph:
     """The graph with the nodes inserted."""
     by_value, nodes = {d.value: d for d in detours}, list[Node]()
     for node in graph.nodes:
         behind = [by_value[v] for v in node.outputs if v in by_value]
         outputs = tuple(by_value[v].before if v in by_value else v for v in node.outputs)
         nodes.append(replace(node, outputs=outputs) if behind else node)
-        nodes += (_node(step, opset) for d in behind for step in d.nodes)
+        nodes += (step for d in behind for step in d.nodes)
     added = {n: v for d in detours for n, v in d.initializers.items()}
     return replace(graph, nodes=tuple(nodes), initializers={**graph.initializers, **added})
 
 
-def _node(step: InsertedNode, opset: int) -> Node:
-    target = resolve("", step.op_type, opset)
-    outputs = (step.output or step.name,)
-    return Node(step.name, step.op_type, "", opset, step.inputs, outputs, dict(step.attributes), target)
-
-
 def with_detours(model: Model, detours: Sequence[Detour]) -> Model:
     """The model with the nodes inserted; ``save`` writes them as nodes and initializers."""
-    opset = opset_of(model)
-    graph = computed_again(model, detoured(model.graph, detours, opset))
+    graph = computed_again(model, detoured(model.graph, detours))
     placement, origin = model.placement, model.origin
     if placement is not None:
         stored = analysis.parameters(graph)
         placement = replace(placement, params={**placement.of_params(stored), **placement.params})
     if origin is not None:
-        origin = origin.changed(partial(_write, tuple(detours), opset))
+        origin = origin.changed(partial(_write, tuple(detours)))
     return model._replace(replace(model.spec, graph=graph, placement=placement, origin=origin, types={}))
 
 
-def _write(detours: Sequence[Detour], opset: int, message: Any) -> None:
+def _write(detours: Sequence[Detour], message: Any) -> None:
     """Insert the nodes into a ModelProto."""
     by_value, graph, nodes = {d.value: d for d in detours}, message.graph, []
     for node in graph.node:
         behind = [by_value[v] for v in node.output if v in by_value]
         rename_ends(node, {}, {d.value: d.before for d in behind})
-        nodes += [node, *(node_message(_node(step, opset)) for d in behind for step in d.nodes)]
+        nodes += [node, *(node_message(step) for d in behind for step in d.nodes)]
     del graph.node[:]
     graph.node.extend(nodes)
     for detour in detours:
         graph.initializer.extend(TensorProto(**from_array(v, n)) for n, v in detour.initializers.items())
     if all(normal_domain(o.domain) for o in message.opset_import):
-        message.opset_import.add(domain="", version=opset)
+        message.opset_import.add(domain="", version=detours[0].nodes[0].opset)

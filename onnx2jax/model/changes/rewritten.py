@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...ir.graph import Graph, Node
+from ...ops.registry import resolve
 from ...proto.messages import (
     AttributeProto,
     NodeProto,
@@ -146,6 +147,13 @@ def rename_ends(node: Any, inputs: Mapping[str, str], outputs: Mapping[str, str]
     names = {**inputs, **outputs}
     for spec in (s for entry in node.device_configurations for s in entry.sharding_spec):
         spec.tensor_name = names.get(spec.tensor_name, spec.tensor_name)
+
+
+def new_node(
+    name: str, op_type: str, opset: int, *inputs: str, outputs: tuple[str, ...] = (), **attributes: Any
+) -> Node:
+    """A node of ai.onnx; its only output has its name unless ``outputs`` are given."""
+    return Node(name, op_type, "", opset, inputs, outputs or (name,), attributes, resolve("", op_type, opset))
 
 
 def node_message(node: Node) -> Any:

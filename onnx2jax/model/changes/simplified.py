@@ -18,7 +18,6 @@ from ...eval.known_values import Values, known_values
 from ...eval.values import to_host
 from ...ir import analysis
 from ...ir.graph import Graph, Node, ancestors, with_graphs
-from ...ops.registry import resolve
 from ...proto.mapped import load, owned
 from ...proto.messages import unused_name
 from ..spec import Spec
@@ -27,7 +26,7 @@ from .constants import folded, with_constant_targets
 from .inlined import with_branches_inlined
 from .no_ops import without_duplicates, without_no_ops
 from .parts import with_rewritten
-from .rewritten import Rewriting
+from .rewritten import Rewriting, new_node
 
 
 def simplified(model: Any, *, merge_products: bool = False) -> Any:
@@ -185,8 +184,7 @@ def _merged(members: Sequence[tuple[Node, np.ndarray]], new: dict[str, np.ndarra
     new[weight] = owned(np.concatenate([w for _, w in members], axis=1))
     new[sizes] = owned(np.array([w.shape[1] for _, w in members], np.int64))
     outputs = tuple(n.outputs[0] for n, _ in members)
-    target = resolve("", "Split", first.opset)
     return [
         replace(first, inputs=(first.inputs[0], weight), outputs=(product,)),
-        Node(split, "Split", "", first.opset, (product, sizes), outputs, {"axis": -1}, target),
+        new_node(split, "Split", first.opset, product, sizes, outputs=outputs, axis=-1),
     ]

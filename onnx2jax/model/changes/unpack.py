@@ -12,12 +12,12 @@ import numpy as np
 
 from ...errors import InputTypeError
 from ...ir.graph import Graph, Imported, Node
-from ...ops import registry
 from ...ops.microsoft.quant import dequantized_nbits, unpack, unpacked
 from ...ops.microsoft.weights import E2M1, dequantized_bnb4
 from ...proto.dtypes import to_code
 from ...proto.mapped import load
 from .pack import MICROSOFT, with_nodes
+from .rewritten import new_node
 
 OPSET: Final = 21
 """The opset of the nodes that replace a packed product."""
@@ -158,6 +158,6 @@ def _product(graph: Graph, node: Node, kept: np.dtype[Any]) -> list[Node]:
         step("Add", y, bias)
     outputs = [f"{node.name}/{weight}/{i}" for i in range(1, len(steps))] + [node.outputs[0]]
     return [
-        Node(node.name, op_type, "", OPSET, inputs, (output,), attributes, registry.resolve("", op_type, OPSET))
+        new_node(node.name, op_type, OPSET, *inputs, outputs=(output,), **attributes)
         for (op_type, inputs, attributes), output in zip(steps, outputs, strict=True)
     ]
