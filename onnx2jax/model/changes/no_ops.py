@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -12,9 +12,6 @@ from ...eval.known_values import Values
 from ...ir.analysis import application, by_bits, read_counts
 from ...ir.graph import Graph, Node
 from .constants import KEPT, SMALL, is_pure
-
-RESHAPING: Final = frozenset(("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Expand", "Cast", "CastLike"))
-"""Operators that return their first input where the result has its shape and element type."""
 
 
 def without_no_ops(graph: Graph, values: Values) -> Graph:
@@ -58,52 +55,54 @@ def with_inputs(node: Node, names: Mapping[str, str]) -> Node:
 
 def _source(node: Node, values: Values, readers: Mapping[str, int]) -> str:
     """The input that the first output of a node equals; empty where there is none, or other outputs are read."""
-    if node.domain or not node.inputs or any(readers[n] for n in node.outputs[1:] if n):
-        return ""
-    source = node.inputs[0]
+    is_same = returns_input(node, values) and not any(readers[n] for n in node.outputs[1:] if n)
+    return node.inputs[0] if is_same else ""
+
+
+def returns_input(node: Node, values: Mapping[str, Any]) -> bool:
+    """Whether the first output of a node equals its first input.
+
+    Args:
+        node: the node.
+        values: arrays that are known, by name; of other values their dtypes and shapes, None where they are unknown.
+    """
+    if node.domain or not node.inputs or not node.outputs:
+        return False
+    before, after = (values.get(n) for n in (node.inputs[0], node.outputs[0]))
+    dtype, shape = getattr(before, "dtype", None), getattr(before, "shape", None)
+    same_dtype = dtype is not None and dtype == getattr(after, "dtype", None)
+    same_type = same_dtype and shape is not None and shape == getattr(after, "shape", None)
     match node.op_type:
         case "Identity":
-            is_same = True
-        case "Concat":
-            is_same = len(node.inputs) == 1
+            return True
+        case "Concat" | "Sum" | "Max" | "Min" | "Mean":
+            return len(node.inputs) == 1
         case "Dropout":
             training = operand(node, 2, values)
-            is_same = node.opset >= 7 and (node.opset < 12 or (training is not None and not training.any()))
+            return node.opset >= 7 and (node.opset < 12 or (training is not None and not training.any()))
         case "Pad":
             pads = operand(node, 1, values) if len(node.inputs) > 1 else node.attributes.get("pads")
-            is_same = pads is not None and not np.any(pads)
+            return pads is not None and not np.any(pads)
         case "Slice":
             steps = operand(node, 4, values)
-            is_same = _has_same_type(node, values) and steps is not None and bool((steps > 0).all())
+            return same_type and steps is not None and bool((steps > 0).all())
         case "Transpose":
-            perm = _perm(node, values)
-            is_same = perm is not None and perm == sorted(perm)
-        case name:
-            is_same = name in RESHAPING and _has_same_type(node, values)
-    return source if is_same else ""
+            reverse = None if shape is None else range(len(shape))[::-1]
+            perm = node.attributes.get("perm", reverse)
+            return perm is not None and list(perm) == sorted(perm)
+        case "Cast" | "CastLike":
+            return same_dtype
+        case "Reshape" | "Flatten" | "Squeeze" | "Unsqueeze" | "Expand":
+            return same_type
+        case _:
+            return False
 
 
-def operand(node: Node, place: int, values: Values) -> np.ndarray | None:
+def operand(node: Node, place: int, values: Mapping[str, Any]) -> np.ndarray | None:
     """The known value of an optional input; an empty array where it is left out, None where it is unknown."""
     name = node.inputs[place] if place < len(node.inputs) else ""
     value = values.get(name) if name else np.zeros(0, np.int64)
     return value if isinstance(value, np.ndarray) else None
-
-
-def _has_same_type(node: Node, values: Values) -> bool:
-    """Whether output and first input have one shape, in symbols too, and one element type."""
-    before, after = values.get(node.inputs[0]), values.get(node.outputs[0])
-    if before is None or after is None:
-        return False
-    return before.dtype == after.dtype and tuple(before.shape) == tuple(after.shape)
-
-
-def _perm(node: Node, values: Values) -> list[int] | None:
-    """The permutation of a Transpose; None where it reverses axes whose number is unknown."""
-    if "perm" in node.attributes:
-        return [int(i) for i in node.attributes["perm"]]
-    value: Any = values.get(node.inputs[0])
-    return None if value is None else list(range(len(value.shape)))[::-1]
 
 
 def _merged(node: Node, producers: Mapping[str, Node], readers: Mapping[str, int]) -> Node:

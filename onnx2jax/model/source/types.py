@@ -14,6 +14,7 @@ from ...eval.abstract import UNKNOWN
 from ...eval.interpreter import Context, run_node
 from ...eval.known_values import EXACT, is_extents, symbolic_results
 from ...ir.graph import Node
+from ..changes.no_ops import returns_input
 from .forms import NodeCall
 from .values import Value, constant, evaluated
 
@@ -71,31 +72,12 @@ def is_exact(node: Node, operands: Mapping[str, Any]) -> bool:
 
 def unchanged(call: NodeCall) -> Value | None:
     """The operand that a node returns, if it is one."""
-    node, first = call.node, call.value(0)
-    if node.domain or (any(node.outputs[1:]) and node.op_type != "Dropout"):
-        return None
-    result = call.results[0]
-    same_type = first.dtype is not None and first.dtype == result.dtype
-    same = same_type and first.shape is not None and first.shape == result.shape
-    match node.op_type:
-        case "Identity":
-            return first
-        case "Dropout":
-            training = call.scalar(2) if call.has(2) else np.False_
-            return first if node.opset >= 7 and training is not None and not training else None
-        case "Cast" | "CastLike":
-            return first if same_type else None
-        case "Reshape" | "Flatten" | "Squeeze" | "Unsqueeze" | "Expand":
-            return first if same else None
-        case "Mul" | "Div" | "And":
-            return _beside_one(call)
-        case "Concat" | "Sum" | "Max" | "Min" | "Mean":
-            return first if len(call) == 1 else None
-        case "Transpose":
-            perm = call.attribute("perm")
-            return first if perm is not None and list(perm) == sorted(perm) else None
-        case _:
-            return None
+    node = call.node
+    if not node.domain and node.op_type in ("Mul", "Div", "And"):
+        return _beside_one(call)
+    every = [*zip(node.inputs, call.operands, strict=True), *zip(node.outputs, call.results, strict=False)]
+    values = {n: v if v is None or v.known is None or v.is_extents else v.known for n, v in every}
+    return call.value(0) if returns_input(node, values) else None
 
 
 def squeezed(call: NodeCall) -> list[Any]:

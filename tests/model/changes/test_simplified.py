@@ -330,7 +330,8 @@ def test_no_ops_are_removed_and_outputs_keep_their_names(tmp_path: Path) -> None
     text = (
         "g (float[n, 3] x) => (float[n, 3] y, float[n, 3] z) { a = Identity(x) b = Dropout(a) c = Cast<to = 1>(b) "
         "d = Transpose<perm = [1, 0]>(c) e = Transpose<perm = [1, 0]>(d) f = Reshape(e, shape) r = Relu(f) "
-        "p = Pad(r, none) h = Slice(p, zero, far, zero) y = Identity(h) z = Concat<axis = 0>(y) }"
+        "p = Pad(r, none) h = Slice(p, zero, far, zero) s = Sum(h) m = Max(s) y = Identity(m) "
+        "z = Concat<axis = 0>(y) }"
     )
     constants = {"shape": [-1, 3], "none": [0, 0, 0, 0], "zero": [0], "far": [2**62]}
     proto = text_model(text, **{n: np.array(v) for n, v in constants.items()})
