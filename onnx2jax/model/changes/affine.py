@@ -44,8 +44,9 @@ def with_affine_folded(graph: Graph, constant: Callable[[str], Any], taken: set[
         taken: names that new initializers may not have; theirs are added.
     """
     folding = _Folding(graph, constant, taken)
-    for node in graph.nodes:
-        folding.add(node)
+    with np.errstate(all="ignore"):  # numbers that are not finite stay where they are
+        for node in graph.nodes:
+            folding.add(node)
     return replace(graph, nodes=tuple(folding.nodes.values()), initializers={**graph.initializers, **folding.new})
 
 
@@ -123,8 +124,7 @@ class _Folding:
         bias: Any = self.value(name) if name else np.zeros((), stored.dtype)
         scaled = bias.astype(np.float64) * affine.scale
         moved = np.broadcast_to(scaled + affine.shift, (size,))
-        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-            new = [v.astype(stored.dtype) for v in (weight, moved)]
+        new = [v.astype(stored.dtype) for v in (weight, moved)]
         largest, most = abs(new[0].astype(np.float64)).max(initial=0), abs(scaled)
         if not is_foldable(largest, new[1], most) or np.any((new[0] == 0) & (weight != 0)):
             return None
@@ -186,10 +186,7 @@ class _Folding:
             return None
         scale, bias, mean, variance = (v.astype(np.float64) for v in parameters if v is not None)
         scale = scale / np.sqrt(variance + np.float64(np.float32(node.attributes.get("epsilon", 1e-5))))
-        shift = bias - mean * scale
-        if not (np.isfinite(scale).all() and np.isfinite(shift).all()):
-            return None
-        return _Affine(node.inputs[0], scale, shift, node.inputs[2])
+        return _Affine(node.inputs[0], scale, bias - mean * scale, node.inputs[2])
 
 
 def _is_floating(value: np.ndarray) -> bool:

@@ -191,6 +191,16 @@ def test_batch_norm_in_training_mode_is_not_folded(tmp_path: Path) -> None:
     assert operators(small) == ["Conv", "BatchNormalization"]
 
 
+@pytest.mark.parametrize(("name", "number"), [("var", -1), ("var", 0), ("scale", np.inf), ("mean", np.nan)])
+@pytest.mark.parametrize("body", ["c = Conv(x, w) y = {}(c, {})", "c = {}(x, {}) y = Conv(c, w)"])
+def test_batch_norm_that_is_not_finite_is_not_folded(name: str, number: float, body: str) -> None:
+    """Nor does NumPy warn."""
+    body = body.format("BatchNormalization<epsilon = 0.0>", "scale, bias, mean, var")
+    weights = {"w": normal(4, 4, 3, 3), **statistics(4), name: np.full(4, number, np.float32)}
+    plain = onnx2jax.convert(text_model(f"g (float[n, 4, 8, 8] x) => (float[n, 4, 6, 6] y) {{ {body} }}", **weights))
+    assert sorted(operators(plain.simplified())) == ["BatchNormalization", "Conv"]
+
+
 def test_float16_weights_are_rounded_once(tmp_path: Path) -> None:
     text = f"g {NORMALIZED} {{ c = Conv(x, w) y = BatchNormalization(c, scale, bias, mean, var) }}"
     weights = {"w": normal(6, 4, 3, 3, dtype=np.float16), **statistics(6, np.float16)}
