@@ -21,7 +21,7 @@ from ..jaxpr.pipeline import with_passes
 from ..model.calls import arguments
 from ..ops.arrays import is_traced
 from ..proto.mapped import load
-from ..runtime.dispatch import snapshot
+from ..runtime.dispatch import Signature, signature_of, snapshot
 from ..runtime.jitted import Jitted, call_serially, in_auto_axes, persistent
 from ..runtime.multi_device_jit import Spread
 from ..runtime.params import device_of, is_cpu
@@ -166,7 +166,8 @@ class CompiledStep:
 
     def __post_init__(self) -> None:
         self._jitted = Jitted(self._jit)
-        self._partitioned = self.training._stages is not None
+        self._partitioned = set[Signature | None]()
+        """The signatures of batches for which it cannot be one program."""
         self._out_shardings: Any = None
 
     def __call__(self, state: Any, batch: Any, *rest: Any) -> Any:
@@ -180,14 +181,15 @@ class CompiledStep:
         with compat.enable_x64():
             # Dispatch is asynchronous: a data loader may overwrite the caller's arrays before they are read.
             args = (state, self.constants, *map(snapshot, (self._bind(batch, rest), *rest)))
-            if not self._partitioned:
+            key = signature_of((), args[2:]) if self._partitioned else None
+            if self.training._stages is None and key not in self._partitioned:
                 try:
                     with progress.call():
                         return call_serially(self._program(args), *args)
                 except KnownValueError:
                     if not self.may_partition or is_traced(args):
                         raise
-                    self._partitioned = True
+                    self._partitioned.add(key or signature_of((), args[2:]))
                 except (RuntimeError, ValueError):
                     check_not_donated(state)
                     raise

@@ -483,6 +483,23 @@ def test_a_partitioned_step() -> None:
     assert variables(trainer.state) == {"w": -7}
 
 
+def test_batches_that_are_one_program_compile_after_a_partitioned_step() -> None:
+    """Whether NonZero runs depends on a shape, which each signature knows."""
+    text = """s () => (float w1, int64 count) <int64[1] one = {1}> {
+        n = Shape(x)  alone = Equal(n, one)
+        count = If (alone) <then_branch = a () => (int64 c) { c = Size(x) },
+                            else_branch = b () => (int64 c) { i = NonZero(x)  c = Size(i) }>
+        more = CastLike(count, w)  w1 = Add(w, more) }"""
+    main = "main (float[n] x) => (float[n] y) <float w = {2.0}> { y = Mul(x, w) }"
+    trainer = TrainingModel(training(main, info(text, {"w": "w1"})))
+    compiled = []
+    for x in ([0, 5, 6], [4], [1, 0, 0], [7]):
+        trainer.train_step(x=np.float32(x))
+        compiled.append(trainer.compilations)
+    assert variables(trainer.state) == {"w": 2 + 2 + 1 + 1 + 1}
+    assert compiled[1] == compiled[0] + 1 and compiled[1:] == [compiled[1]] * 3
+
+
 def test_64_bit_variables_in_a_callers_jit() -> None:
     main = "main (double x) => (double y) <double w = {1.0}> { y = Mul(x, w) }"
     text = (
