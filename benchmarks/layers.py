@@ -36,8 +36,8 @@ def measure(depth: int, form: str) -> str:
     (executable,) = subprogram.executables.values()
     texts: list[str]
     if isinstance(executable, Sections):
-        programs = {id(s.compiled): s.compiled for s in executable.sections}
-        texts = [str(p._compiling.result().as_text()) for p in programs.values()]
+        programs = {s.executable: s.compiling for s in executable.sections}
+        texts = [str(p.result().as_text()) for p in programs.values()]
     else:
         with jax.enable_x64(True):
             given = [jax.device_put(inputs[n]) for n in executable._types[1]]

@@ -24,7 +24,7 @@ from ..runtime.executable import Executable, portable
 from ..runtime.jitted import persistent
 from ..runtime.memory import trim_heap
 from ..runtime.program_cache import Kept
-from ..runtime.sections import Sections
+from ..runtime.sections import sections_of
 from .cache import Cache
 from .program_folder import ProgramFolder
 from .sampling import NO_CHOICE, NO_LOGITS, Choice, processed, undecided
@@ -206,9 +206,12 @@ class Programs:
             donated = range(len(jax.tree.leaves(types[0]))) if donate else ()
             traced = jax.jit(function).trace(weights.types, *types)
             options = Passes(compat.lowering_platform(target), self.steps.model.settings.skip)
-            sections = Sections.of(traced, sorted(weights.types), target, options, donated, self.folder.store)
-        self.compilations += sections is not None
-        return None if sections is None else partial(sections, sections.hoisted(weights))
+            sections = sections_of(traced, sorted(weights.types), target, options, donated, self.folder.store)
+            if sections is None:
+                return None
+            bound = sections.bind(weights, (), (), as_numpy=False)
+        self.compilations += 1
+        return lambda *args: jax.tree.unflatten(bound.structure, bound.call(jax.tree.leaves(args)))
 
     def _compiled(self, name: Name, program: Callable[[], Hoisted], args: Any, donate: bool) -> Callable[..., Any]:
         """A program bound to its weights: compiled, or loaded from ``cache_dir`` if another process has stored it."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, TypeVar, cast
@@ -26,6 +26,8 @@ from ..ops.window import Window
 
 Branch = Callable[["Equation"], int]
 """Chooses one of the branches of a choice by platform."""
+Opens = Callable[["Equation", Sequence[Any]], bool]
+"""Whether a call is inlined, given the variables among its operands."""
 CALLS: Final = {
     "jit": "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "custom_vmap_call": "call",
 }  # fmt: skip
@@ -167,12 +169,30 @@ class Program:
         """Whether it does more than compute its outputs, such as printing."""
         return bool(self._jax.effects)
 
-    def inlined(self, branch: Branch | None = None) -> Program:
-        """The program with the equations of inner calls in their place, without those that nothing reads."""
+    def inlined(self, branch: Branch | None = None, opens: Opens = lambda _equation, _operands: True) -> Program:
+        """The program with the equations of inner calls in their place, without those that nothing reads.
+
+        ``branch`` and ``opens`` as for ``inline``.
+        """
         names, constants = dict[Any, Any](), dict(self.constants)
-        equations = [*inline(self.equations, names, constants, branch or branch_for("cpu"))]
+        equations = [*inline(self.equations, names, constants, branch or branch_for("cpu"), opens)]
         outputs = [substitute(v, names) for v in self.outputs]
         return self.replace(equations=needed(equations, outputs), outputs=outputs, constants=constants)
+
+    def part(self, equations: Sequence[Equation], later: Collection[Any]) -> Program:
+        """The program of some of the equations; its outputs are what they compute of the variables in ``later``."""
+        made = dict.fromkeys(v for e in equations for v in e.outputs)
+        read = dict.fromkeys(v for e in equations for v in variables(e.inputs))
+        constants = {v: value for v, value in self.constants.items() if v in read}
+        inputs, outputs = [v for v in read if v not in made and v not in constants], [v for v in made if v in later]
+        return self.replace(inputs=inputs, outputs=outputs, equations=equations, constants=constants, parameters=0)
+
+    def without_unread(self) -> tuple[Program, list[int]]:
+        """The program without equations and inputs that nothing reads, and the positions of the other inputs."""
+        equations = needed(self.equations, self.outputs)
+        read = {*variables(self.outputs), *(v for e in equations for v in variables(e.inputs))}
+        places = [i for i, v in enumerate(self.inputs) if v in read]
+        return self.replace(inputs=[self.inputs[i] for i in places], equations=equations), places
 
     def has(self, name: str) -> bool:
         """Whether a primitive is applied, here or in an inner program that inlining opens."""
@@ -259,7 +279,7 @@ def inline(
     names: dict[Any, Any],
     constants: dict[Any, Any],
     branch: Branch,
-    opens: Callable[[Equation, Sequence[Any]], bool] = lambda _equation, _operands: True,
+    opens: Opens = lambda _equation, _operands: True,
     around: Any = None,
 ) -> Iterator[Equation]:
     """The equations, with those of inner programs in the place of calls.
@@ -290,7 +310,7 @@ def inline(
 
 
 def _callee(
-    equation: Equation, operands: list[Any], opens: Callable[[Equation, Sequence[Any]], bool], branch: Branch
+    equation: Equation, operands: list[Any], opens: Opens, branch: Branch
 ) -> tuple[Program, list[Any]] | None:
     """The program that an equation calls, and its operands; None where it calls none, or that is not opened."""
     if is_platform_choice(equation):

@@ -42,7 +42,7 @@ from .executable import Executable
 from .jitted import Jitted, call_serially, in_auto_axes, persistent
 from .params import DeviceParams, device_of, is_cpu
 from .program_cache import Store
-from .sections import Sections
+from .sections import Sections, sections_of
 from .specialise import NeedsHost, Specialisation
 
 
@@ -163,11 +163,6 @@ class Subprogram:
         executable = self.executables.get(shared)
         if executable is None:
             executable = self.executables[shared] = self._executable(values, leaves, context)
-        if isinstance(executable, Executable):
-            try:
-                executable.hoisted(params)
-            except Unfoldable:  # scales beyond the range of float32
-                executable = executable.unfolded()
         try:
             return executable.bind(params, leaves, tuple(values), as_numpy)
         except Exception:
@@ -189,8 +184,7 @@ class Subprogram:
         store = Store.of(self.settings.cache_dir)
         if self.settings.scan_layers == "calls" and device is not None:
             traced = jitted.trace(constants, *args)
-            sections = Sections.of(traced, sorted(args[0]), device, options, store=store)
-            if sections is not None:
+            if (sections := sections_of(traced, sorted(args[0]), device, options, store=store)) is not None:
                 return sections
         by_type = self._keys.keys() & params.types.keys()
         meaning = fingerprint(self.graph, by_type, self.settings) if store and is_cpu(device) else None
@@ -247,7 +241,7 @@ class Subprogram:
         start = time.perf_counter()
         executable = self.executables[key.program] = self._executable(rest, leaves, specialised, pool)
         self._count(time.perf_counter() - start, rest, pinned)
-        if not isinstance(executable, Executable) or executable.result_types is None:
+        if executable.result_types is None:
             return None
         return self._unpacked(jax.tree.unflatten(executable.structure, map(_stand_in, executable.result_types)))
 

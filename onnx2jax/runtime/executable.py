@@ -9,17 +9,19 @@ from typing import Any, Final
 
 import jax
 import numpy as np
+from jax.sharding import SingleDeviceSharding
 
 from .. import compat, progress
 from ..eval.values import to_device, unaliased
 from ..jaxpr import pipeline
+from ..jaxpr.const_eval import Unfoldable
 from ..jaxpr.passes.any.hoist_params import SplitProgram
 from ..jaxpr.program import as_function
 from .dispatch import BoundCall
 from .inline_dispatch import bound, is_short, is_small, synchronous
 from .memory import trim_heap
 from .numpy_executor import NumpyProgram, numpy_program, without_warnings
-from .params import DeviceParams
+from .params import DeviceParams, device_of
 from .program_cache import Kept, Store, load_or_compile
 
 TRIM_BYTES: Final = 1 << 26
@@ -74,15 +76,15 @@ class Executable:
         is_flat = isinstance(self._results, list) and jax.tree_util.all_leaves(self._results)
         self._structure = None if is_flat else self.structure
 
-        def main(hoisted: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
+        def main(hoisted: Sequence[Any], leaves: Sequence[Any], donated: Sequence[Any] = ()) -> list[Any]:
             # Traced again after jax.clear_caches or in another configuration: then from the start.
             first, self._split = self._split, None
             now = first or self._as_split(self._jitted.trace(self._constants, *self._types))
-            results = as_function(now.main)(*hoisted, *leaves)
-            return unaliased(map(to_device, results), (*hoisted, *leaves))  # NumPy's in jax.disable_jit
+            arguments = *hoisted, *leaves, *donated
+            return unaliased(map(to_device, as_function(now.main)(*arguments)), arguments)  # NumPy's in jax.disable_jit
 
         main.__name__ = jitted.__name__  # profiles show it
-        self._whole: Any = jax.jit(main, compiler_options=compiler_options)
+        self._whole: Any = jax.jit(main, donate_argnums=2, compiler_options=compiler_options)
         """A jitted function, or a compiled one."""
         self.main: Callable[..., list[Any]] = jax.jit(main)
         """For callers who may trace it: a jitted function with options of its own cannot be nested."""
@@ -101,16 +103,21 @@ class Executable:
             self._unfolded = Executable(*program, options=self.options.skipping("fold_batchnorm"), store=self._store)
         return self._unfolded
 
-    def hoisted(self, params: DeviceParams) -> list[Any]:
+    def hoisted(self, params: DeviceParams, names: Sequence[str] = ()) -> list[Any]:
         """The hoisted values, which the program takes in place of the parameters; computed once.
+
+        Args:
+            params: the parameters.
+            names: of those that it takes; by default the names that it was traced with.
 
         Raises:
             Unfoldable: a folded scale would leave the range of float32.
         """
-        hoisted = params.hoisted.get(self)
+        names = names or self._names
+        hoisted = params.hoisted.get((self, *names))
         if hoisted is None:
             with compat.outside(), progress.stage(f"precomputing weights of {self._jitted.__name__}"):
-                hoisted = params.hoisted[self] = self._hoisting.hoisted_arguments(self._names, params)
+                hoisted = params.hoisted[self, *names] = self._hoisting.hoisted_arguments(names, params)
             if sum(v.nbytes for v in hoisted) > TRIM_BYTES:
                 trim_heap()  # the parameters they were computed from
         return hoisted
@@ -124,7 +131,10 @@ class Executable:
             names: their names.
             as_numpy: return NumPy arrays.
         """
-        hoisted = self.hoisted(params)
+        try:
+            hoisted = self.hoisted(params)
+        except Unfoldable:  # scales beyond the range of float32
+            return self.unfolded().bind(params, leaves, names, as_numpy)
         if not as_numpy or self.options.platform != "cpu":
             return BoundCall(partial(self._compiled(hoisted, leaves), hoisted), names, "compiled", self._structure)
         run, path = self._to_host(hoisted, list(map(np.asarray, leaves)))
@@ -171,6 +181,14 @@ class Executable:
         if self._numpy is not None:
             return None  # traced sooner than a program is loaded
         return self._whole.lower(self.hoisted(params), leaves)
+
+    def lowered_by_types(self, device: Any, donated: int) -> Any:
+        """The program lowered for a device before its arguments exist, of which calls overwrite the last."""
+        assert self._split is not None and self._split.main is not None
+        placed = None if device == device_of(()) else SingleDeviceSharding(device)  # would commit results to it
+        types = [jax.ShapeDtypeStruct(t.shape, t.dtype, sharding=placed) for t in self._split.main.in_avals]
+        hoisted, kept = len(self._split.hoisted), len(types) - donated
+        return self._whole.lower(types[:hoisted], types[hoisted:kept], types[kept:])
 
     def compile(self, lowered: Any, write: Callable[[Kept], Any] | None) -> None:
         """Compile what was lowered, for all calls; in any thread. ``write`` keeps the state for another process.

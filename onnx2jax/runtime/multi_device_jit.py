@@ -86,14 +86,10 @@ class _DeviceProgram:
     """Some equations as a program on the devices of one place."""
 
     def __init__(self, program: Program, equations: Sequence[Equation], place: Place, store: Store | None) -> None:
-        self.place = place
-        inside = {v for e in equations for v in e.outputs}
-        self.takes = [v for v in dict.fromkeys(variables(v for e in equations for v in e.inputs)) if v not in inside]
-        ids = {id(e) for e in equations}
-        later = set(variables(v for e in program.equations if id(e) not in ids for v in e.inputs))
-        later |= set(variables(program.outputs))
-        self.gives = [v for e in equations for v in e.outputs if v in later]
-        part = program.replace(inputs=self.takes, outputs=self.gives, equations=equations, constants={})
+        others = {*program.equations}.difference(equations)
+        later = {*variables([*program.outputs, *(v for e in others for v in e.inputs)])}
+        part = program.replace(constants={}).part(equations, later)  # constants are among its inputs
+        self.place, self.takes, self.gives = place, part.inputs, part.outputs
         self.program = persistent(jax.jit(as_function(part.closed())), store)
 
     def __call__(self, values: Mapping[Any, Any]) -> dict[Any, Any]:

@@ -12,7 +12,9 @@ import pytest
 
 import onnx2jax
 from onnx2jax.errors import InputValueError
-from onnx2jax.runtime.sections import CompiledSection, Sections
+from onnx2jax.runtime import sections
+from onnx2jax.runtime.executable import Executable
+from onnx2jax.runtime.sections import Sections
 from tests.eval.test_layers import MASK, SMALL, X, assert_close, normal, stack, transformer
 from tests.support.models import text_model
 
@@ -21,15 +23,14 @@ Compilations = list[Any]
 
 @pytest.fixture
 def compilations(monkeypatch: pytest.MonkeyPatch) -> Compilations:
-    """The programs of sections, with the types of their arguments, as they are compiled."""
+    """The programs of sections as they are compiled."""
     found: Compilations = []
-    original = CompiledSection.__init__
 
-    def init(self: CompiledSection, name: str, program: Any, *others: Any) -> None:
-        found.append(program)
-        original(self, name, program, *others)
+    def compiled(jitted: Any, *args: Any, **options: Any) -> Executable:
+        found.append(Executable(jitted, *args, **options))
+        return found[-1]
 
-    monkeypatch.setattr(CompiledSection, "__init__", init)
+    monkeypatch.setattr(sections, "Executable", compiled)
     return found
 
 
@@ -71,7 +72,7 @@ def test_what_is_before_between_and_after_layers() -> None:
     assert_close(tuple(model(X, 0.5)), tuple(plain(X, 0.5)))
     found = cut(model).sections
     assert len(found) == 1 + 3 + 1 + 3 + 1
-    assert len({*(id(s.compiled) for s in found)}) == 5
+    assert len({s.executable for s in found}) == 5
 
 
 @pytest.mark.parametrize("before", ["", "x0 = Exp(x)"])
@@ -83,7 +84,7 @@ def test_layers_overwrite_what_no_caller_has(before: str) -> None:
     ours = np.asarray(model(x, 0.5))
     np.testing.assert_array_equal(x, X)
     np.testing.assert_array_equal(model(x, 0.5), ours)
-    code = cut(model).sections[-1].compiled._compiling.result().as_text()
+    code = cut(model).sections[-1].compiling.result().as_text()
     assert ("input_output_alias" in code) == bool(before)
 
 
