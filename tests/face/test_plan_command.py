@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import onnx
@@ -11,7 +13,7 @@ import pytest
 
 from onnx2jax import cli, convert, demo_decoder
 from onnx2jax.cli.inputs import sized
-from onnx2jax.errors import InputNameError, OperatorError
+from onnx2jax.errors import ExternalDataError, InputNameError, OperatorError
 from onnx2jax.model.devices.cost import cost
 from tests.support.models import mlp
 
@@ -51,6 +53,38 @@ def test_plans_in_a_process_with_devices(described: Path) -> None:
     with pytest.raises(InputNameError, match=re.escape("dims names ['rows']; the model's dimension variables")):
         cost(described, {"data": 2}, dims={"rows": 8})
     assert [p.name for p in described.parent.iterdir()] == ["model.onnx"]
+
+
+@pytest.mark.parametrize("location", ["../victim", "{folder}/victim", "", "weights"])
+def test_no_file_is_written_but_in_a_temporary_folder(
+    described: Path, location: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner, temporary = described.parent / "inner", described.parent / "temporary"
+    inner.mkdir()
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    (temporary / "victim").write_text("precious")
+    proto = onnx.load(described, load_external_data=False)
+    proto.graph.initializer[0].external_data[0].value = location.format(folder=described.parent)
+    onnx.save(proto, inner / "m.onnx")
+    with nullcontext() if location == "weights" else pytest.raises(ExternalDataError, match=r"outside|no location"):
+        cost(inner / "m.onnx", {"data": 1}, compiled=False)
+    assert (temporary / "victim").read_text() == "precious"
+    assert {p.name for p in (*temporary.iterdir(), *described.parent.iterdir(), *inner.iterdir())} == {
+        *("victim", "model.onnx", "inner", "temporary", "m.onnx"),
+    }
+
+
+def test_external_data_of_which_a_part_is_missing(tmp_path: Path) -> None:
+    onnx.save(mlp(), tmp_path / "m.onnx", save_as_external_data=True, all_tensors_to_one_file=False, size_threshold=0)
+    (tmp_path / "w1").unlink()
+    assert cost(tmp_path / "m.onnx", {"data": 1}, compiled=False).parameters == 58
+    (tmp_path / "model").mkdir()
+    (tmp_path / "m.onnx").rename(tmp_path / "model" / "m.onnx")
+    (tmp_path / "model" / "w2").symlink_to(tmp_path / "w2")
+    with pytest.raises(ExternalDataError, match="link"):
+        cost(tmp_path / "model" / "m.onnx", {"data": 1}, compiled=False)
+    assert cost(tmp_path / "model" / "m.onnx", {"data": 1}, compiled=False, follow_links=True).parameters == 58
 
 
 def test_a_table(described: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
+import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 import jax
 
 from ... import compat
-from ...errors import ShardingError, known_keywords
+from ...errors import ExternalDataNotFoundError, ShardingError
+from ...ir.file import Reading, check_keywords
+from ...proto.external import ExternalFiles
 from ...proto.files import path_of, read_model
+from ...proto.mapped import File
 from ...proto.messages import tensors
 from ...proto.origin import nbytes
 from ...proto.tensors import EXTERNAL
@@ -127,7 +131,6 @@ class Cost:
         return asdict(self)
 
 
-@known_keywords
 def cost(
     source: str | Path,
     axes: Mapping[str, int] | None = None,
@@ -136,6 +139,7 @@ def cost(
     compiled: bool = True,
     chips: str = "",
     dtype: str | None = None,
+    **reading: Unpack[Reading],
 ) -> Cost:
     """The cost of a step. Allocates nothing, and external data need not exist.
 
@@ -148,6 +152,7 @@ def cost(
         compiled: whether programs are compiled, for all but the bytes of weights and inputs.
         chips: accelerators to compile for, such as "v5e:2x2" or "h100"; the devices of this process when empty.
         dtype: as ``convert(dtype=)`` takes it.
+        **reading: the keywords of ``read``.
 
     Raises:
         InputNameError: the model has no such dimension variable.
@@ -159,6 +164,7 @@ def cost(
     >>> step.parameters, step.input_bytes
     (33882, 8192)
     """
+    check_keywords(reading, cost)
     source, target = path_of(source), slice_of(chips) if chips else None
     devices = target.devices if target else jax.devices()
     axes = dict(axes or {"data": len(devices)})
@@ -173,10 +179,8 @@ def cost(
         )
         raise ShardingError(f"the mesh {axes} has {count} devices; there are {len(devices)}: {fix}")
     mesh = jax.make_mesh(tuple(axes.values()), tuple(axes), devices=devices[:count])
-    with present(source) as folder:
-        model = convert(
-            source, mesh=mesh, shardings=plan or None, stages=axes.get(AXIS), dtype=dtype, external_data_dir=folder
-        )
+    with present(source, reading) as found:
+        model = convert(source, mesh=mesh, shardings=plan or None, stages=axes.get(AXIS), dtype=dtype, **found)
         placement = model.placement
         assert placement is not None
         of_weights = axes.get(Plan(plan).model, 1) if plan and Plan(plan).tensor else 1
@@ -286,24 +290,30 @@ def _inputs(model: Any, dims: Mapping[str, int], devices: int) -> tuple[dict[str
 
 
 @contextmanager
-def present(source: Path) -> Iterator[Path]:
-    """A folder with a model's data files, and sparse files in place of missing ones."""
-    sizes: dict[str, int] = {}
+def present(source: Path, reading: Reading) -> Iterator[Reading]:
+    """Keywords of ``read`` with which a model finds its data files, and sparse files in place of missing ones."""
+    folder = source.parent if (named := reading.get("external_data_dir")) is None else path_of(named)
+    files = ExternalFiles(folder, follow_links=reading.get("follow_links", False), buffers=reading.get("buffers"))
+    links, sizes = dict[str, Path](), dict[str, int]()
     for tensor, _ in tensors(read_model(source)):
         if tensor.data_location == EXTERNAL:
             entries = {e.key: e.value for e in tensor.external_data}
-            end = int(entries.get("offset", 0)) + int(entries.get("length", 0) or nbytes(tensor))
-            sizes[entries["location"]] = max(end, sizes.get(entries["location"], 0))
-    if all((source.parent / name).exists() for name in sizes):
-        yield source.parent
+            name = os.path.normpath(entries.get("location", ""))
+            try:  # another error, as of a path out of the folder, is raised before anything is written
+                if isinstance(files.locate(tensor, nbytes(tensor))[0], File):
+                    links[name] = (folder / name).resolve()
+            except ExternalDataNotFoundError:
+                sizes[name] = max(int(entries.get("offset") or 0) + nbytes(tensor), sizes.get(name, 0))
+    if not sizes:
+        yield reading
         return
-    with tempfile.TemporaryDirectory() as folder:
-        for name, size in sizes.items():
-            path, original = Path(folder, name), source.parent / name
+    with tempfile.TemporaryDirectory() as temporary:
+        for name in {**links, **sizes}:
+            path = Path(temporary, name)
             path.parent.mkdir(parents=True, exist_ok=True)
-            if original.exists():
-                path.symlink_to(original.resolve())
+            if name in links:
+                path.symlink_to(links[name])
             else:
-                with path.open("wb") as file:
-                    file.truncate(size)  # sparse: takes no disk space
-        yield Path(folder)
+                with path.open("xb") as file:
+                    file.truncate(sizes[name])  # sparse: takes no disk space
+        yield {**reading, "external_data_dir": temporary, "follow_links": True}
