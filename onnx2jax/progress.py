@@ -99,6 +99,13 @@ def announce(text: str) -> None:
         announced.append(_entered(text))
 
 
+def erase() -> None:
+    """Removes the line from a terminal, where something is to be printed; it is drawn again below that."""
+    with _lock:
+        if _is_terminal():
+            _clear()
+
+
 @contextmanager
 def hidden() -> Iterator[None]:
     """A context that shows no stages of this thread: something else is drawn, or nobody waits for it."""
@@ -134,7 +141,7 @@ def _leave(entered: _Stage) -> None:
         if entered in _stages:  # not if it is hidden, or after a fork
             _stages.remove(entered)
         if entered.drawn:
-            _clear(entered)
+            _clear(str(entered))
         if not _stages and _display is not None:
             ended, _display = _display, None
             ended.ended.set()
@@ -165,11 +172,11 @@ def _draw() -> None:
         _width = len(line)
 
 
-def _clear(ended: _Stage) -> None:
-    """Removes the line from a terminal; in a notebook it stays, as the record of what took long."""
+def _clear(record: str = "") -> None:
+    """Removes the line from a terminal; in a notebook a record of what took long replaces it."""
     global _width
     if _width:
-        _write(f"\r{' ' * _width}\r" if _is_terminal() else f"\r{str(ended).ljust(_width)}\n")
+        _write(f"\r{' ' * _width}\r" if _is_terminal() else f"\r{record.ljust(_width)}\n")
     _width = 0
 
 

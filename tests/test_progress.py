@@ -57,6 +57,15 @@ def test_a_stage_is_drawn_on_a_terminal_and_removed(screen: Screen) -> None:
     assert screen.getvalue().rpartition("\r")[2] == ""
 
 
+def test_a_line_is_erased_before_something_else_is_printed(screen: Screen) -> None:
+    with progress.stage("loading"):
+        assert screen.shows("loading")
+        with progress._lock:
+            progress.erase()
+            screen.write("warning")
+        assert screen.shows("\rwarning\ronnx2jax: loading")
+
+
 def test_nothing_is_drawn_before_the_delay(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "DELAY", 3600.0)
     with progress.stage("loading"):

@@ -14,7 +14,7 @@ import jax
 from .. import __version__
 from ..errors import OnnxError
 from .parser import Arguments, CommandError, Parser
-from .terminal import with_files, with_flags
+from .terminal import note, noted_warnings, with_files, with_flags
 
 COMMANDS: Final = {
     "run": ("run", "run a model on files, images, texts or random numbers"),
@@ -54,10 +54,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     try:
         arguments = _parser(argv).parse_args(argv, Arguments(argv=argv))
-        status: int = arguments.command(arguments) or 0
+        with noted_warnings(arguments.parser._option_string_actions):
+            status: int = arguments.command(arguments) or 0
         sys.stdout.flush()
     except CommandError as error:
-        print(f"error: {error}", file=sys.stderr)
+        note(f"error: {error}")
         return 2
     except KeyboardInterrupt:
         return 130
@@ -69,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         notes = [n for n in getattr(error, "__notes__", ()) if "JAX_TRACEBACK_FILTERING" not in n]
         options = arguments.parser._option_string_actions
         message = with_files(f"error: {_message(error)}", vars(arguments).get("input", ()))
-        print("\n".join(with_flags(text, options) for text in (message, *notes)), file=sys.stderr)
+        note("\n".join(with_flags(text, options) for text in (message, *notes)))
         return 1
     return status
 

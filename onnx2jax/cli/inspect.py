@@ -112,6 +112,7 @@ def add_operators(parser: Parser) -> None:
         model=None,
     )
     parser.add_argument("model", type=as_path, nargs="?", help="a file; lists its operators")
+    parser.add_reading()
     parser.add_argument("--domain", metavar="PATTERN", default="*", help="such as ai.onnx or com.*")
     parser.add_argument("--name", metavar="PATTERN", default="*", help="such as Conv or 'Reduce*'; ignores case")
 
@@ -141,7 +142,7 @@ def do_operators(arguments: Arguments) -> int:
 
 def _of_file(arguments: Arguments, matches: Callable[[str, str], bool]) -> int:
     with loading(arguments.model):
-        imported = open_model(arguments.model, {}).model()
+        imported = open_model(arguments.model, reading(arguments)).model()
     facts = [o for o in operators(imported) if matches(o["domain"], o["name"])]
     print_result(arguments, facts, _table(f"{len(facts)} operators in {arguments.model.name}", "nodes", facts))
     return _status(facts)

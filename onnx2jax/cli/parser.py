@@ -103,8 +103,13 @@ class Parser(argparse.ArgumentParser):
         self.add_switch("--json", json)
         if model is not None:
             self.add_argument("model", type=as_path, help=model)
-            self.add_argument("--external-data-dir", type=as_path, metavar="DIR", help="the folder of external data")
-            self.add_switch("--follow-links", "accept external data behind links")
+            self.add_reading()
+
+    def add_reading(self) -> None:
+        """Add the options that ``reading`` reads."""
+        self.add_argument("--external-data-dir", type=as_path, metavar="DIR", help="the folder of external data")
+        self.add_switch("--follow-links", "accept external data behind links")
+        self.add_switch("--allow-newer-opset", "run an opset newer than the newest supported one as that one")
 
     def add_switch(self, flag: str, help: str) -> None:
         """Add an option without a value, False by default."""
@@ -169,8 +174,8 @@ def pair(flag: str, form: str, text: str, parse: Callable[[str], Any] = str, *, 
 
 
 def reading(arguments: Arguments) -> Any:
-    """The keywords of ``read`` that ``describe`` added."""
-    return _options(arguments, "external_data_dir", "follow_links")
+    """The keywords of ``read`` that ``add_reading`` added."""
+    return _options(arguments, "external_data_dir", "follow_links", "allow_newer_opset")
 
 
 def computing(arguments: Arguments) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from ..model.devices.chips import CHIPS
 from ..model.devices.cost import Cost, cost
 from ..progress import stage
 from ..sharding.plans import KINDS
-from .parser import Arguments, CommandError, Parser, as_path, pair
+from .parser import Arguments, CommandError, Parser, pair, reading
 from .terminal import Table, note, print_result
 
 FLAG = "--xla_force_host_platform_device_count="
@@ -25,9 +25,9 @@ FLAG = "--xla_force_host_platform_device_count="
 def add_plan(parser: Parser) -> None:
     """Add the options of the command."""
     parser.describe(
-        "plan model.onnx --for v5e:2x4 --mesh data=2,model=4 --plan data+tensor --dim sequence=512", model=None
+        "plan model.onnx --for v5e:2x4 --mesh data=2,model=4 --plan data+tensor --dim sequence=512",
+        model="weights are not read; external data may be missing",
     )
-    parser.add_argument("model", type=as_path, help="weights are not read; external data may be missing")
     parser.add_argument("--for", dest="chips", default="", metavar="CHIP[:NxN]", help=f"compile for {', '.join(CHIPS)}")
     parser.add_argument(
         "--mesh",
@@ -58,7 +58,8 @@ def do_plan(arguments: Arguments) -> int:
         command = [sys.executable, "-m", "onnx2jax", *arguments.argv]
         with stage(f"compiling for {arguments.chips or f'{math.prod(axes.values())} devices'}"):
             return subprocess.run(command, env=env, check=False).returncode
-    sizes, options = dict(arguments.dim), {"chips": arguments.chips, "dtype": arguments.dtype}
+    options = {"chips": arguments.chips, "dtype": arguments.dtype, **reading(arguments)}
+    sizes = dict(arguments.dim)
     estimate = cost(arguments.model, axes, arguments.plan, sizes, not arguments.weights_only, **options)
     print_result(arguments, estimate.facts(), *_parts(estimate))
     if not estimate.sharded and not arguments.json:

@@ -7,11 +7,13 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Container, Iterable, Sequence
-from contextlib import suppress
+import warnings
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from textwrap import indent
 from typing import Any, Final, NamedTuple
 
+from .. import progress
 from ..model.reports.table import table
 from ..proto.types import ValueInfo
 from .parser import Arguments
@@ -62,7 +64,7 @@ def print_result(arguments: Arguments, facts: Any, *parts: Table | object) -> No
 
 _FLAGS: Final = {
     r"verify\(against='(\w+)'\)": r"--against \1",
-    r"convert\(\.\.\., external_data_dir='folder'\)": "--external-data-dir FOLDER",
+    r"(?:convert\(\.\.\., external_data_dir='folder'\)|(?<=ass )external_data_dir)": "--external-data-dir FOLDER",
     r"export\((?:\.\.\., )?platforms=\['?(.*?)'?\]\)": r"--platforms \1",
     r"export\(\.\.\., weights='inside'\)": "--weights inside",
     r"format='jax' keeps": "--format jax keeps",
@@ -73,7 +75,8 @@ _FLAGS: Final = {
     r"convert\(\.\.\., rebatch=\{'input': axis, ('.*?'): axis\}\)": r"--batch-axis INPUT=AXIS --batch-axis \1=AXIS",
     r"convert\(\.\.\., rebatch=\{('.*?'): axis, \.\.\.\}\)": r"--batch-axis \1=AXIS",
     r"to_source\(folder, overwrite=True\)": "--overwrite",
-    r"convert\(\.\.\., follow_links=True\)": "--follow-links",
+    r"(convert\(\.\.\., )?follow_links=True(?(1)\))": "--follow-links",
+    r"(convert\(\.\.\., )?allow_newer_opset=True(?(1)\))": "--allow-newer-opset",
     r"convert\(('.*?')\)": r"pass \1",
     r"onnx2jax\.decoder\(('.*?')\) to generate text": r"\1 to onnx2jax generate",
     r"read it first: open\(('.*?'), 'rb'\)\.read\(\)": r"copy it first: cat \1 > model.onnx",
@@ -132,7 +135,30 @@ def with_files(message: str, files: Iterable[str]) -> str:
 
 def note(text: str) -> None:
     """Print a remark on standard error."""
+    progress.erase()
     print(text, file=sys.stderr)
+
+
+@contextmanager
+def noted_warnings(options: Container[str]) -> Iterator[None]:
+    """Prints each warning once, as a remark; Python would add the source line that issued it.
+
+    Args:
+        options: those of the command, see ``with_flags``.
+    """
+
+    def show(message: Warning | str, *_args: Any, **_named: Any) -> None:
+        text = with_flags(f"warning: {message}", options)
+        if text not in shown:
+            shown.add(text)
+            note(text)
+
+    shown, before = set[str](), warnings.showwarning
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = before
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, float]:

@@ -11,7 +11,7 @@ from ..model.reports.samples import data_sets
 from ..progress import stage
 from .inputs import add_inputs, filled, input_values, say_sizes, sized
 from .parser import Arguments, Parser, as_npz, converted, reading
-from .terminal import note, print_result
+from .terminal import note, print_result, with_flags
 
 
 def add_verify(parser: Parser) -> None:
@@ -74,5 +74,5 @@ def add_check(parser: Parser) -> None:
 def do_check(arguments: Arguments) -> int:
     with stage(f"checking {arguments.model.name}"):
         report = check(arguments.model, verify_checksums=arguments.verify_checksums, **reading(arguments))
-    print_result(arguments, report)
+    print_result(arguments, report, with_flags(str(report), arguments.parser._option_string_actions))
     return 0 if report.ok else 1

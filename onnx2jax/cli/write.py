@@ -9,20 +9,20 @@ import argparse
 import ast
 import json
 import logging
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from ..errors import InputNameError
+from ..ir.file import read
 from ..model.files.export import ABOUT, PLATFORMS
 from ..model.files.exported import load_exported
 from ..model.files.join import join
 from ..model.files.save import save
 from ..model.model import Model
 from ..progress import stage
-from .parser import Arguments, CommandError, Parser, as_path, converted
+from .parser import Arguments, CommandError, Parser, as_path, converted, reading
 from .terminal import Table, declaration, note, print_result
 
 
@@ -73,6 +73,7 @@ def add_join(parser: Parser) -> None:
     parser.add_argument("first", type=as_path)
     parser.add_argument("second", type=as_path)
     parser.add_argument("output", type=as_path, help="the file to write")
+    parser.add_reading()
     parser.add_pairs(
         "--join", "OUTPUT=INPUT", "an output of the first model, and the input of the second that it feeds"
     )
@@ -89,7 +90,8 @@ def do_join(arguments: Arguments) -> None:
         names.setdefault(output, []).append(name)
     with stage(f"joining {arguments.first.name} and {arguments.second.name}"):
         try:
-            joined = join(arguments.first, arguments.second, names, prefix=arguments.prefix)
+            first, second = (read(path, **reading(arguments)) for path in (arguments.first, arguments.second))
+            joined = join(first, second, names, prefix=arguments.prefix)
         except InputNameError as error:
             raise CommandError(f"{error}: --join OUTPUT=INPUT") from None
         path = save(joined, arguments.output)
@@ -194,12 +196,17 @@ def _literal(text: str) -> Any:
         raise argparse.ArgumentTypeError(f"{text!r} is no number and no list of numbers") from None
 
 
+class _Notes(logging.Handler):
+    """Prints records as remarks."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        note(record.getMessage())
+
+
 @contextmanager
 def _attempts() -> Iterator[None]:
     """Shows on standard error what export tries: attempts with more constraints may take a while."""
-    logger, handler = logging.getLogger("onnx2jax.export"), logging.StreamHandler()
-    if sys.stderr.isatty():  # where a line about progress may stand
-        handler.setFormatter(logging.Formatter("\r\x1b[K%(message)s"))
+    logger, handler = logging.getLogger("onnx2jax.export"), _Notes()
     level = logger.level
     logger.setLevel(logging.INFO)
     logger.addHandler(handler)

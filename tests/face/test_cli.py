@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 import shlex
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 from onnx import helper
 
 from onnx2jax import cli, demo_decoder, demo_model, progress
+from onnx2jax.cli.terminal import noted_warnings
 from onnx2jax.data import demo_samples
 from tests.support.models import model, value
 
@@ -204,6 +206,55 @@ def test_check_of_a_cut_off_file_ends_its_question(command: Command, tmp_path: P
     (tmp_path / "short.onnx").write_bytes(Path(MODEL).read_bytes()[:9999])
     status, out, _ = command("check", str(tmp_path / "short.onnx"))
     assert status == 1 and "was the copy complete? Pass a file" in out
+
+
+def test_each_command_that_reads_a_file_has_the_options_of_reading() -> None:
+    commands = cli._parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
+    for name, parser in dict(commands or {}).items():  # type: ignore[call-overload]
+        if name not in ("cache", "demo"):
+            options = {"--external-data-dir", "--follow-links", "--allow-newer-opset"}
+            assert options <= parser._option_string_actions.keys(), name
+
+
+def test_external_data_of_operators_and_join(command: Command, tmp_path: Path) -> None:
+    node, ends = helper.make_node("Add", ["x", "w"], ["y"]), (value(n, np.float32, [2]) for n in "xy")
+    proto = model([node], *([v] for v in ends), {"w": np.ones(2, np.float32)})
+    path, data = tmp_path / "m.onnx", tmp_path / "data"
+    onnx.save(proto, path, save_as_external_data=True, location="weights", size_threshold=0)
+    data.mkdir()
+    (tmp_path / "weights").rename(data / "weights")
+    for words in (["operators", path], ["join", path, path, tmp_path / "joined.onnx", "--join", "y=x"]):
+        status, _, err = command(*words)
+        assert status == 1 and "beside the model or pass --external-data-dir FOLDER (rule EX-19)" in err
+        assert command(*words, "--external-data-dir", data)[0] == 0
+
+
+def test_check_advises_flags(command: Command, tmp_path: Path) -> None:
+    path = saved(tmp_path / "m.onnx", [helper.make_node("Relu", ["x"], ["y"])], [2], opset=99)
+    for name in ("check", "inspect"):
+        status, out, err = command(name, path)
+        assert status == 1 and "To run it as opset" in out + err
+        assert "allow_newer_opset" not in out + err and "--allow-newer-opset" in out + err
+    assert command("inspect", path, "--allow-newer-opset")[0] == 0
+
+
+def test_a_warning_is_one_line_on_standard_error(
+    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = saved(tmp_path / "m.onnx", [helper.make_node("Relu", ["x"], ["y"])], [3])
+    proto = onnx.load(path)
+    proto.graph.output[0].type.tensor_type.shape.dim[0].dim_value = 7
+    onnx.save(proto, path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        status, out, err = command("run", path, "--random", "--json")
+        with noted_warnings([]):
+            for text in ("a", "b: convert(..., rebatch=True)", "a"):
+                warnings.warn(text, stacklevel=1)
+    text = "output y: float32[7] is computed as float32[3] (rule GR-18); the computed value is returned"
+    assert (status, err) == (0, f"warning: {text}\n")
+    assert json.loads(out)["outputs"]["y"]["type"] == "float32[3]"
+    assert capsys.readouterr().err == "warning: a\nwarning: b: onnx2jax run ... --rebatch\n"
 
 
 def test_an_input_without_a_shape_cannot_be_random(command: Command, tmp_path: Path) -> None:
