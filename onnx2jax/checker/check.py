@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, Unpack
 from ..errors import ModelError, OnnxError
 from ..eval.abstract import Abstract, Extents, is_typed, without_data
 from ..ir import loops
-from ..ir.binding import NEWEST
+from ..ir.binding import NEWEST, missing_extras
 from ..ir.file import Reading, opened
 from ..ir.graph import Graph, Node, Unsupported
 from ..ir.importer import NEWEST_IR, Importer
@@ -117,6 +117,7 @@ def check_message(
 
 def _checked(model: Any, importer: Importer, files: ExternalFiles, collector: Collector, document: str = "") -> Report:
     """The report of a model, or of an operator set ``document``, which has functions but no graph."""
+    missing = list[str]()
     try:
         imported = None if document else importer.model()
         importer.unused_functions()
@@ -125,6 +126,7 @@ def _checked(model: Any, importer: Importer, files: ExternalFiles, collector: Co
         check_graphs(model, importer.opsets, files, collector.note)
         check_types(model, importer.opsets, collector.note)
         if imported is not None:
+            missing = missing_extras(imported.graph)
             if collector.report().ok:  # otherwise the graph is incomplete
                 check_shapes(imported.graph, collector.note)
             for loop in loops.ignored_conditions(imported.graph):
@@ -133,7 +135,7 @@ def _checked(model: Any, importer: Importer, files: ExternalFiles, collector: Co
         collector.error(e, document or "model")
     for node in importer.unsupported:
         _note_unsupported(node, model, collector)
-    return collector.report()
+    return collector.report(missing)
 
 
 def _note_unsupported(node: Unsupported, model: Any, collector: Collector) -> None:

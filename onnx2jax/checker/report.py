@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Final, Literal
 
@@ -38,6 +38,8 @@ class Report(Printed):
     """The findings of ``check``."""
 
     findings: tuple[Finding, ...]
+    missing: tuple[str, ...] = ()
+    """Packages that nodes need and that are not installed here: no fault of the file."""
 
     @property
     def ok(self) -> bool:
@@ -50,11 +52,11 @@ class Report(Printed):
         return tuple(f for f in self.findings if f.severity == "error")
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self.findings)) or "no findings"
+        return "\n".join([*(map(str, self.findings) if self.findings else ["no findings"]), *self.missing])
 
     def to_json(self) -> str:
-        """The report as JSON: ``ok`` and ``findings``, a list of objects with the fields of Finding."""
-        return json.dumps({"ok": self.ok, "findings": [asdict(f) for f in self.findings]}, indent=2)
+        """The report as JSON: ``ok``, ``findings``, a list of objects with the fields of Finding, and ``missing``."""
+        return json.dumps({"ok": self.ok, **asdict(self)}, indent=2)
 
     def raise_errors(self) -> None:
         """Raise a ModelError that lists the errors, if there are any."""
@@ -82,9 +84,9 @@ class Collector:
         """Note an exception of the importer, under the first of its rules."""
         self.note(next(iter(error.rules), "MV-12"), "error", path, error.message)
 
-    def report(self) -> Report:
+    def report(self, missing: Iterable[str] = ()) -> Report:
         """The findings, errors before warnings."""
-        return Report(tuple(sorted(self._findings.values(), key=lambda f: f.severity == "warning")))
+        return Report(tuple(sorted(self._findings.values(), key=lambda f: f.severity == "warning")), tuple(missing))
 
 
 FIXES: Final = {

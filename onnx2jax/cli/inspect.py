@@ -51,7 +51,7 @@ def describe(imported: Imported) -> dict[str, Any]:
             for name, array in analysis.parameters(imported.graph).items()
         ],
         "operators": operators(imported),
-        "missing": [binding.missing_text(*entry) for entry in binding.missing_extras(imported.graph).items()],
+        "missing": binding.missing_extras(imported.graph),
     }
 
 
@@ -144,7 +144,8 @@ def _of_file(arguments: Arguments, matches: Callable[[str, str], bool]) -> int:
     with loading(arguments.model):
         imported = open_model(arguments.model, reading(arguments)).model()
     facts = [o for o in operators(imported) if matches(o["domain"], o["name"])]
-    print_result(arguments, facts, _table(f"{len(facts)} operators in {arguments.model.name}", "nodes", facts))
+    table = _table(f"{len(facts)} operators in {arguments.model.name}", "nodes", facts)
+    print_result(arguments, facts, table, *binding.missing_extras(imported.graph))
     return _status(facts)
 
 

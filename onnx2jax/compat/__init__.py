@@ -83,7 +83,12 @@ def optional(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as e:
-        raise ImportError(f"this needs the extra {extra} ({e}): {install(extra)}", name=module) from e
+        raise ImportError(needs(extra, e), name=module) from e
+
+
+def needs(extra: str, why: object) -> str:
+    """The message that an extra is not installed, with the command that installs it."""
+    return f"this needs the extra {extra} ({why}): {install(extra)}"
 
 
 def install(extra: str) -> str:

@@ -118,20 +118,19 @@ def check_supported(unsupported: Sequence[Unsupported], rejected: Sequence[Excep
         raise type(rejected[0])("\n".join(dict.fromkeys(map(str, rejected))))
 
 
-def missing_extras(graph: Graph) -> dict[str, list[Node]]:
-    """The extras of this package that are not installed, and the nodes that raise without them."""
+def missing_extras(graph: Graph) -> list[str]:
+    """Which extras of this package nodes need that are not installed, in the words of the error of a call."""
     needing: dict[str, list[Node]] = defaultdict(list)
     for node in (node for inner in graph.walk() for node in inner.nodes):
         needs = node.operator.extra
         if extra := needs if isinstance(needs, str) else needs(node.attributes):
             needing[extra].append(node)
-    return {extra: nodes for extra, nodes in needing.items() if compat.lacks(extra)}
-
-
-def missing_text(extra: str, nodes: Sequence[Node]) -> str:
-    """What a model needs that is not installed, and how to install it."""
-    more = f" and {len(nodes) - 1} more" if len(nodes) > 1 else ""
-    return f"{nodes[0]}{more} will raise when it runs: it needs {compat.MODULES[extra]}: {compat.install(extra)}"
+    texts = []
+    for extra, (first, *others) in needing.items():
+        if compat.lacks(extra):
+            more, why = f" and {len(others)} more" * bool(others), f"No module named {compat.MODULES[extra]!r}"
+            texts.append(f"{first}{more} will raise when it runs: {compat.needs(extra, why)}")
+    return texts
 
 
 def required(operator: Operator) -> tuple[str, ...]:

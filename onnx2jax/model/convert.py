@@ -194,8 +194,8 @@ def convert(
         binding.check_supported(imported.unsupported, imported.rejected)
         deviations = check_operands(importer)
         _warn_of_deviations(imported, loop_cond, deviations)
-        for extra, nodes in binding.missing_extras(imported.graph).items():
-            warnings.warn(binding.missing_text(extra, nodes), MissingExtraWarning, stacklevel=2)
+        for text in binding.missing_extras(imported.graph):
+            warnings.warn(text, MissingExtraWarning, stacklevel=2)
         spec = built(imported, options, Model, Origin(importer.message, importer.files), agreed)
     compare_processes(spec)
     return Model(spec)

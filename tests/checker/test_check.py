@@ -43,7 +43,7 @@ def test_the_report_as_json() -> None:
     facts = json.loads(onnx2jax.check(parse(TWO)).to_json())
     assert facts["ok"] is False
     assert facts["findings"][0].keys() == {"rule", "severity", "path", "message", "fix"}
-    assert json.loads(onnx2jax.check(demo_model()).to_json()) == {"ok": True, "findings": []}
+    assert json.loads(onnx2jax.check(demo_model()).to_json()) == {"ok": True, "findings": [], "missing": []}
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

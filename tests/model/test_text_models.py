@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -211,22 +213,23 @@ def test_keys_and_values_of_maps_are_str_or_bytes() -> None:
 def test_packages_that_nodes_need_are_named_at_once(
     split: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By convert and by ``inspect``, not by the first call."""
+    """By convert and by commands, not by the first call."""
     options = {"mark": 0, "mincharnum": 1, "pad_value": "", **split}
     nodes = [node("Tokenizer", ["x"], ["y"], domain=MICROSOFT, **options)]
     proto = model(nodes, [text("x", ["n"])], [text("y", ["n", "k"])], opsets={MICROSOFT: 1})
     onnx.save(proto, tmp_path / "m.onnx")
     monkeypatch.setitem(sys.modules, "re2", None)
     needed = split != {"separators": [""]}
-    warned = (
-        pytest.warns(MissingExtraWarning, match="'y' .*needs re2: pip install 'google-re2") if needed else nullcontext()
-    )
+    message = r"this needs the extra re2 \(.*\): pip install 'google-re2"
+    warned = pytest.warns(MissingExtraWarning, match=f"'y' .*: {message}") if needed else nullcontext()
     with warned:
         m = onnx2jax.convert(proto)
-    with pytest.raises(ImportError, match="needs the extra re2 ") if needed else nullcontext():
+    with pytest.raises(ImportError, match=message) if needed else nullcontext():
         m(["a b"])
-    assert cli.main(["inspect", str(tmp_path / "m.onnx")]) == 0
-    assert ("needs re2: pip install 'google-re2" in capsys.readouterr().out) == needed
+    for command in ("inspect", "check", "operators"):
+        assert cli.main([command, str(tmp_path / "m.onnx")]) == 0
+        assert bool(re.search(message, capsys.readouterr().out)) == needed
+    assert len(json.loads(onnx2jax.check(proto).to_json())["missing"]) == needed
 
 
 class Table:
