@@ -125,19 +125,15 @@ class _Uses:
     def _by_channel(self, operand: Any, channel: int) -> Any:
         """The scalar, or one number a channel, that an operand broadcasts; None where it varies otherwise."""
         axes = [*range(len(operand.aval.shape))]
-        while not is_literal(operand) and (producer := self._broadcast(operand)) is not None:
+        while not is_literal(operand) and (producer := self.producers.get(operand)):
+            if producer.name != "broadcast_in_dim" or len(producer.inputs) > 1:
+                break
             axes = [axes[axis] for axis in producer.params["broadcast_dimensions"]]
             (operand,) = producer.inputs
         if not is_literal(operand) and operand not in self.roots:
             return None
         extents = zip(axes, operand.aval.shape, strict=True)
-        alike = all(n == 1 or axis == channel for axis, n in extents)
-        return operand if alike and operand.aval.dtype == np.float32 else None
-
-    def _broadcast(self, variable: Any) -> Equation | None:
-        producer = self.producers.get(variable)
-        is_one = producer is not None and producer.name == "broadcast_in_dim" and len(producer.inputs) == 1
-        return producer if is_one else None
+        return operand if all(n == 1 or axis == channel for axis, n in extents) else None
 
 
 def _folded(
