@@ -86,15 +86,13 @@ class Executable:
         main.__name__ = jitted.__name__  # profiles show it
         self._whole: Any = jax.jit(main, donate_argnums=2, compiler_options=compiler_options)
         """A jitted function, or a compiled one."""
-        self.main: Callable[..., list[Any]] = jax.jit(main)
+        self.main: Any = jax.jit(main)
         """For callers who may trace it: a jitted function with options of its own cannot be nested."""
         self._code = kept.code
         """Code read from ``cache_dir``: XLA would omit functions when it serialises what was loaded."""
         self._inline = kept.compiled if kept.is_inline else None
-        if self._inline is not None:
-            self.main = unless_configured(lambda *args: self._loaded(*args), self.main)
-        elif kept.compiled is not None:
-            self._use(kept.compiled)
+        if kept.compiled is not None and not kept.is_inline:
+            self._whole = kept.compiled
 
     def unfolded(self) -> Executable:
         """The same program without BatchNorm folded into convolutions."""
@@ -113,11 +111,11 @@ class Executable:
         Raises:
             Unfoldable: a folded scale would leave the range of float32.
         """
-        names = names or self._names
-        hoisted = params.hoisted.get((self, *names))
+        key = (self, *names) if names else self
+        hoisted = params.hoisted.get(key)
         if hoisted is None:
             with compat.outside(), progress.stage(f"precomputing weights of {self._jitted.__name__}"):
-                hoisted = params.hoisted[self, *names] = self._hoisting.hoisted_arguments(names, params)
+                hoisted = params.hoisted[key] = self._hoisting.hoisted_arguments(names or self._names, params)
             if sum(v.nbytes for v in hoisted) > TRIM_BYTES:
                 trim_heap()  # the parameters they were computed from
         return hoisted
@@ -197,7 +195,7 @@ class Executable:
         """
         compiled = portable(lowered, None if write else self._store)
         if compiled is not None:
-            self._use(compiled)
+            self._whole = compiled
             if write is not None and (code := compat.dump_compiled(compiled)) is not None:
                 write(replace(self.plan, code=code, is_inline=is_short(compiled) and is_small(code)))
 
@@ -205,9 +203,6 @@ class Executable:
     def plan(self) -> Kept:
         """The state that spares another process tracing."""
         return Kept(self._results, self._hoisting, None)
-
-    def _use(self, compiled: Any) -> None:
-        self._whole, self.main = compiled, unless_configured(compiled, self.main)
 
     def _as_split(self, traced: Any) -> SplitProgram:
         count = len(jax.tree.leaves(self._types[0]))
@@ -220,16 +215,6 @@ def portable(lowered: Any, store: Store | None = None) -> Callable[..., Any] | N
         return None  # code of this process, or of libraries that lowering makes ready
     compiled: Callable[..., Any] = load_or_compile(lowered, store)
     return compiled
-
-
-def unless_configured(compiled: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that calls ``compiled`` under JAX's present configuration, and ``otherwise`` under any other."""
-    configuration = compat.configuration()
-
-    def call(*args: Any) -> Any:
-        return (compiled if compat.configuration() == configuration else otherwise)(*args)
-
-    return call
 
 
 def _as_type(value: Any) -> jax.ShapeDtypeStruct:

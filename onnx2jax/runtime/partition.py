@@ -16,23 +16,22 @@ import numpy as np
 
 from ..errors import KnownValueError, OnnxError
 from ..eval.interpreter import Context, Scope, Settings, evaluate
-from ..eval.node_errors import check_special_values, users_function
+from ..eval.node_errors import check_special_values
 from ..eval.values import is_jax, to_device, to_host, unaliased
 from ..ir import analysis
 from ..ir.graph import Graph, Node
 from ..jaxpr.pipeline import HOST_PASS
 from ..limits import HOST_TRIPS, MOST_FUSED, MOST_SHAPES
 from ..ops.arrays import is_traced
-from ..ops.cast import is_float
 from ..ops.registry import PADDED, resolve
-from ..proto.dtypes import FLOAT6
-from ..proto.types import TensorType, ValueInfo
+from ..proto.types import ValueInfo
 from .compile import Outcome, Subprogram, compile_ahead, row_from
 from .cut import body_of, is_heavy, partitioned
 from .dispatch import BoundCall, CallContext, is_wide, with_x64
 from .host_plan import FEW_CALLS, Step, fused, host_steps, precomputed, typed_step
 from .specialise import NeedsHost, is_small
 from .string_codes import with_label_lookups, with_string_codes
+from .untraceable import untraceable, untraceable_output
 
 
 class StagedProgram:
@@ -260,43 +259,16 @@ class StagedProgram:
             tuple(unaliased(results, (params[k] for k in map(parts.key, parts.initializers) if k in params)))
         )
 
-    def _fix(self, error: KnownValueError, static: Collection[str]) -> str:
-        """The end of the message of an error about a traced value: inputs to fix that are not ``static``, or a cut."""
-        types = {v.name: v.type for v in self.graph.inputs if v.name not in static}
-        sources = sorted(analysis.sources(self.graph.nodes, error.values) & types.keys())
-        ends = analysis.ends_before(self.graph, error.node, self._names) if error.node else []
-        tensors = {n: kind for n in sources if isinstance(kind := types[n], TensorType)}
-        fixed = [n for n in sources if n not in tensors or not is_float(tensors[n].dtype)] or ([] if ends else sources)
-        fix = f": convert(..., static={{{', '.join(f'{n!r}: value' for n in fixed)}}})" if fixed else ""
-        cut = f"\n{'or ' * bool(fix)}leave out what depends on it: model.cut(outputs={ends})" if ends else ""
-        return f"\nit is computed from: {', '.join(map(repr, sources)) or 'no input'}{fix}{cut}"
-
     def _inside_transformation(self, values: Mapping[str, Any], context: CallContext) -> tuple[Any, ...]:
         """The outputs inside a caller's jit, grad or vmap, which only a single program can join."""
         try:
             results = self._evaluated(self._whole, values, context._replace(as_numpy=False)).outputs
         except NeedsHost as cut:
-            if isinstance(error := cut.__cause__, KnownValueError):
-                if error.node is None or not users_function(error.node):
-                    error.message += self._fix(error, context.constants.inputs)
-                raise error from None
-            names = [v.name for v in self.graph.inputs if not is_jax(values.get(v.name))]
-            what = "strings" if "strings" in cut.reason else "its value"
-            values_of = ", ".join(f"{n!r}: {what}" for n in names)
-            fix = f", or fix {', '.join(names)}: convert(..., static={{{values_of}}})" if names else ""
-            if not names and any({v.name for v in self.graph.outputs}.intersection(n.outputs) for n in cut.nodes):
-                fix = ", or leave that output out: model.cut(outputs=[...])"
-            lacks = f". {FLOAT6}" if "float6" in cut.reason else ""
-            raise KnownValueError(
-                f"{cut.reason}, which JAX cannot trace: call the model outside jit, grad and vmap{fix}{lacks}"
-            ) from None
+            raise untraceable(cut, self.graph, self._names, values, context.constants.inputs) from None
         for info, value in zip(self.graph.outputs, results, strict=True):
             if isinstance(value, np.ndarray) and not value.dtype.hasobject and not is_jax(value):
                 # A caller may use strings while tracing; XLA of jaxlib 0.10 ends the process at these floats.
-                raise KnownValueError(
-                    f"output {info.name!r} is {value.dtype}, which JAX cannot trace: call the model outside jit, grad "
-                    f"and vmap, or leave the output out: model.cut(outputs=[...]). {FLOAT6}"
-                )
+                raise untraceable_output(info.name, value.dtype)
         return results
 
 

@@ -291,4 +291,4 @@ def test_programs_take_the_branches_of_the_platform_they_run_on(monkeypatch: pyt
     np.testing.assert_array_equal(product(a, a.T), a.astype(int) @ a.T.astype(int))
     (program,) = product._runtime.program._compiled.values()  # type: ignore[union-attr]
     (executable,) = program.executables.values()
-    assert "xbf16>" in executable.main.lower([], [a, np.ascontiguousarray(a.T)]).as_text()  # type: ignore[attr-defined]
+    assert "xbf16>" in executable.main.lower([], [a, np.ascontiguousarray(a.T)]).as_text()
