@@ -309,9 +309,7 @@ def inline(
         names.update(zip(equation.outputs, (substitute(v, within) for v in program.outputs), strict=True))
 
 
-def _callee(
-    equation: Equation, operands: list[Any], opens: Opens, branch: Branch
-) -> tuple[Program, list[Any]] | None:
+def _callee(equation: Equation, operands: list[Any], opens: Opens, branch: Branch) -> tuple[Program, list[Any]] | None:
     """The program that an equation calls, and its operands; None where it calls none, or that is not opened."""
     if is_platform_choice(equation):
         return Program.of(equation.params["branches"][branch(equation)]), operands[1:]

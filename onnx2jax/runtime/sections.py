@@ -146,26 +146,22 @@ def sections_of(
     kept = {*program.inputs, *program.constants} - given
     last = {v: place for place, part in enumerate(parts) for v in part.inputs}
     last |= dict.fromkeys(program.outputs, len(parts))
-    free = dict[Program, list[bool]]()
-    for place, part in enumerate(parts):  # what all calls of a program may overwrite
-        each = [v not in kept and last[v] == place and part.inputs.count(v) == 1 for v in part.inputs]
-        free[part.program] = [a and b for a, b in zip(each, free.get(part.program, each), strict=True)]
+    overwritten = _overwritten(parts, kept, last)
     sections, pool = list[Section](), ThreadPoolExecutor()
     compiled = dict[Any, tuple[Executable, Future[Any]]]()
     for place, (inner, inputs, outputs) in enumerate(parts):
         weights = [i for i, v in enumerate(inputs) if v in parameters]
-        reused = _reused(inner, free[inner])
-        rest = [i for i in range(len(inputs)) if i not in {*weights, *reused}]
+        rest = [i for i in range(len(inputs)) if i not in {*weights, *overwritten[inner]}]
+        groups = weights, rest, overwritten[inner]
         if (key := (inner, *weights)) not in compiled:
-            types = [{i: inner.inputs[i].aval for i in some} for some in (weights, rest, reused)]
+            types = [{i: inner.inputs[i].aval for i in group} for group in groups]
             jitted = _jitted(inner, LAYER if inner in layers.values() else BETWEEN)
             executable = Executable(jitted, None, *types, options=options.skipping("fold_batchnorm"))
-            lowered = executable.lowered_by_types(device, len(reused))
+            lowered = executable.lowered_by_types(device, len(overwritten[inner]))
             compiled[key] = executable, pool.submit(load_or_compile, lowered, store)
-        ends = {v for v in inputs if last[v] == place}.difference(parameters).union(v for v in outputs if v not in last)
-        names_of = [parameters[inputs[i]] for i in weights]
-        operands, overwritten = ([inputs[i] for i in some] for some in (rest, reused))
-        sections.append(Section(*compiled[key], names_of, operands, overwritten, outputs, ends))
+        read, operands, donatable = ([inputs[i] for i in group] for group in groups)
+        ends = {v for v in inputs if last[v] == place}.difference(read).union(v for v in outputs if v not in last)
+        sections.append(Section(*compiled[key], [parameters[v] for v in read], operands, donatable, outputs, ends))
     pool.shutdown(wait=False)  # its threads end with their work: none is there to be forked
     return Sections(sections, program, kept, jax.tree.structure(traced.out_info))
 
@@ -249,6 +245,28 @@ def _parts(program: Program, layers: Mapping[Equation, Program]) -> list[_Part]:
     return parts[::-1]
 
 
+def _overwritten(parts: Sequence[_Part], kept: Collection[Any], last: Mapping[Any, int]) -> dict[Program, list[int]]:
+    """For each program the positions of inputs in whose memory its outputs are written.
+
+    These are of an output's type, and none of the program's calls reads one that is ``kept``, or read later: ``last``
+    has the place of each variable's last reader.
+    """
+    free = dict[Program, set[int]]()
+    for place, part in enumerate(parts):
+        once = {v: i for i, v in enumerate(part.inputs) if part.inputs.count(v) == 1}
+        ends = {i for v, i in once.items() if v not in kept and last[v] == place}
+        free[part.program] = free.get(part.program, ends) & ends
+    found = dict[Program, list[int]]()
+    for program, places in free.items():
+        types = [(v.aval.shape, v.aval.dtype) for v in variables(program.outputs)]
+        found[program] = []
+        for i in sorted(places):
+            if (kind := (program.inputs[i].aval.shape, program.inputs[i].aval.dtype)) in types:
+                types.remove(kind)
+                found[program].append(i)
+    return found
+
+
 def _jitted(program: Program, name: str) -> Any:
     """The program as a jitted function of a static key, and of dicts of its arguments by position."""
     function = as_function(program.closed())
@@ -259,18 +277,6 @@ def _jitted(program: Program, name: str) -> Any:
 
     section.__name__ = name
     return jax.jit(section, static_argnums=0)
-
-
-def _reused(program: Program, free: Sequence[bool]) -> list[int]:
-    """The positions of free inputs in whose memory an output of the same type can be written."""
-    types = [(v.aval.shape, v.aval.dtype) for v in variables(program.outputs)]
-    reused = []
-    for i, variable in enumerate(program.inputs):
-        kind = variable.aval.shape, variable.aval.dtype
-        if free[i] and kind in types:
-            types.remove(kind)
-            reused.append(i)
-    return reused
 
 
 def _is_layer(equation: Equation) -> bool:
