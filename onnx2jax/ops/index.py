@@ -51,7 +51,6 @@ _NAMES: Final[Mapping[tuple[str, ...], str]] = {
         QLinearSoftmax QLinearWhere QuantizeLinear""",
     ("microsoft.ragged", "com.microsoft"): """ConvStateReplay GatedDeltaNet GatedDeltaNetStateReplay
         VarlenCausalConvWithState VarlenNGramHashMapping""",
-    ("microsoft.recurrent", "com.microsoft"): "AttnLSTM",
     ("microsoft.streams", "com.microsoft"): """BranchwiseRMSNorm EngramGate GatedAdd GatedRMSNorm HyperConnectionPostMix
         HyperConnectionPreMix NGramHashMapping ScaledSiLU""",
     ("microsoft.tensors", "com.microsoft"): """BiasDropout BiasSoftmax BitmaskBiasDropout BitmaskDropout ComplexMul
@@ -75,6 +74,7 @@ _NAMES: Final[Mapping[tuple[str, ...], str]] = {
         QuantizeLinear""",
     ("random", ""): "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike",
     ("recurrent", ""): "GRU LSTM RNN",
+    ("recurrent", "com.microsoft"): "AttnLSTM",
     ("reduce", ""): """ArgMax ArgMin CumProd CumSum NonZero ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax
         ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare TopK Unique""",
     ("resize", ""): "Resize Upsample",

@@ -34,13 +34,12 @@ from .summary import Summary, feeds_of, summary
 MOST_BYTES: Final = 1 << 31
 """Parameters of more bytes in all have no histograms: they would all be read."""
 FAMILIES: Final = {
-    "product": "conv linalg recurrent attention microsoft.recurrent microsoft.attention microsoft.paged "
-    "microsoft.weights",
+    "product": "conv linalg recurrent attention microsoft.attention microsoft.paged microsoft.weights",
     "activation": "activation",
     "norm": "norm",
     "pool": "pool reduce resize vision",
-    "shape": "shape indexing cast sequence padded microsoft.tensors",
-    "arithmetic": "elementwise signal loss microsoft.fused",
+    "shape": "shape indexing cast padded microsoft.tensors",
+    "arithmetic": "elementwise signal training microsoft.fused",
     "quant": "quant qonnx microsoft.quant",
     "control": "control random",
 }
