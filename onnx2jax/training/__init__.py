@@ -5,8 +5,7 @@ Both are update functions of a state pytree, compiled and run by one engine.
 - ``training_model``: training_info; ``artifacts``: onnxruntime's on-device training.
 - ``finetune``: a user's loss. ``weights`` selects the parameters to train, ``form`` rewrites the graph for training,
   ``straight_through`` passes gradients through rounding, ``lora`` adds adapters, ``decoders`` has the next-token loss
-  and packs texts into rows, ``objective`` validates arguments and is the loss as a function of parameters,
-  ``loss_scale`` the optimizer's update.
+  and packs texts into rows, ``objective`` has the loss as a function of parameters, and the optimizer's update.
 - ``modules``: a model as a flax or equinox module.
 - ``engine``, ``state``, ``checkpoint``, ``progress_bar``: shared by all of them.
 """

@@ -26,12 +26,23 @@ from ..sharding.plans import by_rules
 from ..sharding.processes import in_agreement
 from ..sharding.rules import own_rules
 from . import lora as low_rank
-from . import loss_scale
 from .checkpoint import load_checkpoint, save_checkpoint
 from .decoders import check_targets, next_token_loss
 from .engine import CompiledStep, TrainingEngine, check_not_donated, summary
 from .form import select_outputs, stored_in, training_form
-from .objective import Arrays, Metrics, Objective, accumulated, as_loss, check_options, checked_batch, master_dtype
+from .objective import (
+    Arrays,
+    Metrics,
+    Objective,
+    accumulated,
+    apply_gradients,
+    as_loss,
+    check_options,
+    checked_batch,
+    initial_scale,
+    master_dtype,
+    scaled_gradient,
+)
 from .progress_bar import bar
 from .state import FineTuningState
 from .straight_through import warn_of_zero_gradients, with_straight_through
@@ -194,7 +205,7 @@ class FineTuning(TrainingEngine):
 
     @cached_property
     def _update(self) -> Any:
-        return Spread(partial(loss_scale.apply_gradients, self._optimizer), self._store)
+        return Spread(partial(apply_gradients, self._optimizer), self._store)
 
     def left_out(self) -> dict[str, str]:
         """Parameter name -> why it is not trained, for all that are not."""
@@ -232,7 +243,7 @@ class FineTuning(TrainingEngine):
             stats = {n: values[n] for n in self._form.statistics}
             opt_state = self._init_optimizer(self._optimizer.init, self._put(params))
             opt_state = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.asarray(leaf).dtype), opt_state)
-            scale = loss_scale.initial(self._model.settings.dtype)
+            scale = initial_scale(self._model.settings.dtype)
             return self._put(FineTuningState(params, stats, opt_state, jnp.zeros((), jnp.int32), key, scale))
 
     def step(self, state: FineTuningState, batch: Mapping[str, Any]) -> tuple[FineTuningState, Metrics]:
@@ -367,7 +378,7 @@ class FineTuning(TrainingEngine):
         """The function that ``step`` compiles."""
         key = jax.random.fold_in(state.key, state.step)
         total = partial(self._objective.total, graph=self._form.training, frozen=frozen)
-        gradient = loss_scale.gradient(total, state.loss_scale)
+        gradient = scaled_gradient(total, state.loss_scale)
         if self._accumulate > 1:
             gradient = accumulated(gradient, self._accumulate, getattr(self._loss, "weight", lambda _: 1))
         (loss, (metrics, stats)), grads = gradient(state.params, state.stats, batch, key)
@@ -377,7 +388,7 @@ class FineTuning(TrainingEngine):
         def reevaluate(params: dict[str, Any]) -> Any:
             return total(params, state.stats, batch, key)[0]
 
-        return loss_scale.apply_gradients(self._optimizer, state, grads, (loss, metrics, stats), reevaluate)
+        return apply_gradients(self._optimizer, state, grads, (loss, metrics, stats), reevaluate)
 
     def _eval_step(self, state: FineTuningState, frozen: Arrays, batch: Arrays) -> Metrics:
         """The function that ``evaluate`` compiles."""

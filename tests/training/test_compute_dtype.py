@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import onnx2jax
 from onnx2jax.errors import InputTypeError
-from onnx2jax.training import loss_scale
+from onnx2jax.training import objective
 from tests.support.helpers import mesh
 from tests.support.models import mlp
 from tests.support.tiers import extended
@@ -53,7 +53,7 @@ def test_the_loss_follows_that_of_float32(dtype: str, batchnorm: str) -> None:
     )
     assert plain[-1] < plain[0] / 2
     # A step whose gradients overflow is repeated with half the scale.
-    skipped = 0 if dtype == "bfloat16" else round(np.log2(loss_scale.FIRST / narrow.loss_scale))
+    skipped = 0 if dtype == "bfloat16" else round(np.log2(objective.FIRST_SCALE / narrow.loss_scale))
     np.testing.assert_allclose(half[skipped:], plain[: 20 - skipped], atol=0.02 * plain[0])
     assert types(narrow) == {np.dtype(np.float32)}
     assert set(narrow.stats) == ({"mean", "var"} if batchnorm == "train" else set())
@@ -133,7 +133,7 @@ def test_an_overflow_of_float16s_gradients_is_reported_and_changes_nothing(tmp_p
     before = jax.tree.map(np.asarray, (state.params, state.opt_state))
     state, metrics = tuned.step(state, BATCH)
     assert not np.isfinite(metrics["grad_norm"])
-    assert metrics["loss_scale"] == 2 * state.loss_scale == loss_scale.FIRST
+    assert metrics["loss_scale"] == 2 * state.loss_scale == objective.FIRST_SCALE
     jax.tree.map(np.testing.assert_array_equal, before, (state.params, state.opt_state))
     path = onnx2jax.training.save_checkpoint(tmp_path / "s.safetensors", state)
     again, _ = onnx2jax.training.load_checkpoint(path, tuned.init())
@@ -145,12 +145,12 @@ def test_an_overflow_of_float16s_gradients_is_reported_and_changes_nothing(tmp_p
 
 
 def test_the_scale_doubles_after_many_steps() -> None:
-    scale, every = loss_scale.initial(np.float16), loss_scale.DOUBLES_EVERY
-    found = [float(loss_scale.updated(scale, np.array(True), np.int32(i))) for i in (0, every - 2, every - 1)]
-    assert found == [loss_scale.FIRST, loss_scale.FIRST, 2 * loss_scale.FIRST]
-    largest = jnp.float32(loss_scale.LARGEST)
-    assert loss_scale.updated(largest, np.array(True), np.int32(every - 1)) == largest
-    assert loss_scale.initial(np.dtype(jnp.bfloat16)) is None
+    scale, every = objective.initial_scale(np.float16), objective.DOUBLES_EVERY
+    found = [float(objective.next_scale(scale, np.array(True), np.int32(i))) for i in (0, every - 2, every - 1)]
+    assert found == [objective.FIRST_SCALE, objective.FIRST_SCALE, 2 * objective.FIRST_SCALE]
+    largest = jnp.float32(objective.LARGEST_SCALE)
+    assert objective.next_scale(largest, np.array(True), np.int32(every - 1)) == largest
+    assert objective.initial_scale(np.dtype(jnp.bfloat16)) is None
 
 
 def test_compute_dtype_of_such_a_model_is_refused() -> None:
