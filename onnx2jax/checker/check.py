@@ -21,8 +21,7 @@ from ..proto.files import path_of
 from ..proto.messages import ModelProto, dotted, normal_domain, tensors
 from ..proto.operator_sets import MAGIC, OperatorSet, parse, problems
 from ..proto.types import TensorType, ValueInfo
-from .graphs import check_graphs
-from .model import check_header, is_utf8
+from .messages import check_graphs, check_header, is_utf8
 from .report import Collector, Finding, Note, Report
 from .types import check_types
 
