@@ -7,7 +7,7 @@ Both are update functions of a state pytree, compiled and run by one engine.
   ``straight_through`` passes gradients through rounding, ``lora`` adds adapters, ``decoders`` has the next-token loss
   and packs texts into rows, ``objective`` has the loss as a function of parameters, and the optimizer's update.
 - ``modules``: a model as a flax or equinox module.
-- ``engine``, ``state``, ``checkpoint``, ``progress_bar``: shared by all of them.
+- ``engine``, ``checkpoint``, ``progress_bar``: shared by all of them.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from .artifacts import Artifacts, load_artifacts
     from .checkpoint import Checkpoints, load_checkpoint, save_checkpoint
     from .decoders import next_token_loss, pack_texts
+    from .engine import FineTuningState, TrainingState
     from .finetune import FineTuning
     from .lora import load_adapter
     from .modules import to_equinox, to_nnx
-    from .state import FineTuningState, TrainingState
 
 __all__ = [
     "Artifacts",
@@ -45,8 +45,8 @@ _MODULES: Final = {
     "Artifacts": "artifacts",
     "Checkpoints": "checkpoint",
     "FineTuning": "finetune",
-    "FineTuningState": "state",
-    "TrainingState": "state",
+    "FineTuningState": "engine",
+    "TrainingState": "engine",
     "load_adapter": "lora",
     "load_artifacts": "artifacts",
     "load_checkpoint": "checkpoint",

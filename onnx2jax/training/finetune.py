@@ -28,7 +28,7 @@ from ..sharding.rules import own_rules
 from . import lora as low_rank
 from .checkpoint import load_checkpoint, save_checkpoint
 from .decoders import check_targets, next_token_loss
-from .engine import CompiledStep, TrainingEngine, check_not_donated, summary
+from .engine import CompiledStep, FineTuningState, TrainingEngine, check_not_donated, summary
 from .form import select_outputs, stored_in, training_form
 from .objective import (
     Arrays,
@@ -44,7 +44,6 @@ from .objective import (
     scaled_gradient,
 )
 from .progress_bar import bar
-from .state import FineTuningState
 from .straight_through import warn_of_zero_gradients, with_straight_through
 from .weights import select_trainable
 

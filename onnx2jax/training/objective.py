@@ -38,8 +38,8 @@ from ..sharding.processes import check_mesh
 from ..sharding.rules import own_rules
 from ..sharding.stages import Staged
 from .decoders import complete_feeds, derived_inputs, next_token_loss, pad_ragged
+from .engine import FineTuningState
 from .form import Form
-from .state import FineTuningState
 
 Arrays = dict[str, Any]
 Metrics = dict[str, jax.Array]

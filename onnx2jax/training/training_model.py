@@ -36,8 +36,7 @@ from ..runtime.dispatch import CallContext, Constants, snapshot
 from ..runtime.partition import StagedProgram
 from ..sharding.configurations import placement
 from ..sharding.processes import EQUAL, in_agreement, several
-from .engine import CompiledStep, TrainingEngine, check_not_donated, summary
-from .state import TrainingState, assign, widen_all
+from .engine import CompiledStep, TrainingEngine, TrainingState, assign, check_not_donated, summary, widen_all
 
 
 class TrainingModel(TrainingEngine):
