@@ -24,8 +24,8 @@ from ..compat.jaxprs import ClosedJaxpr, Literal, Var, evaluated, transpose
 from ..ops.conv_rules import Problem
 from ..ops.window import Window
 
-Branch = Callable[["Equation"], int]
-"""Chooses one of the branches of a choice by platform."""
+Branch = Callable[["Equation"], int | None]
+"""Chooses one of the branches of a choice by platform; None leaves it a choice."""
 Opens = Callable[["Equation", Sequence[Any]], bool]
 """Whether a call is inlined, given the variables among its operands."""
 CALLS: Final = {
@@ -288,7 +288,7 @@ def inline(
         equations: of a program.
         names: what replaces a variable of the program; filled meanwhile.
         constants: values of variables that inner programs close over; filled meanwhile.
-        branch: which branch of a choice by platform is taken.
+        branch: which branch of a choice by platform is taken, if any.
         opens: whether a call is inlined, given these variables.
         around: the scope of names around the equations.
     """
@@ -312,7 +312,8 @@ def inline(
 def _callee(equation: Equation, operands: list[Any], opens: Opens, branch: Branch) -> tuple[Program, list[Any]] | None:
     """The program that an equation calls, and its operands; None where it calls none, or that is not opened."""
     if is_platform_choice(equation):
-        return Program.of(equation.params["branches"][branch(equation)]), operands[1:]
+        chosen = branch(equation)
+        return None if chosen is None else (Program.of(equation.params["branches"][chosen]), operands[1:])
     if equation.name in CALLS and opens(equation, variables(operands)):
         return Program.of(equation.params[CALLS[equation.name]]), operands
     return None
@@ -323,7 +324,7 @@ def is_platform_choice(equation: Equation) -> bool:
     return equation.name == "cond" and bool(equation.params.get("branches_platforms"))
 
 
-def branch_for(platform: str) -> Branch:
+def branch_for(platform: str) -> Callable[[Equation], int]:
     """Chooses the branch that a platform takes."""
 
     def branch(equation: Equation) -> int:

@@ -19,9 +19,11 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from onnx import helper
 
 import onnx2jax
+from onnx2jax.jaxpr import pipeline
 from onnx2jax.jaxpr.const_eval import Unfoldable
 from onnx2jax.jaxpr.passes.any.fold_batchnorm import AFFINE, fold
 from onnx2jax.jaxpr.passes.cpu.layout_assignment import convolution_branch
+from onnx2jax.jaxpr.program import Program, as_function
 from onnx2jax.ops.conv import conv
 from onnx2jax.ops.window import window_of
 from onnx2jax.runtime import compile
@@ -114,6 +116,28 @@ def test_one_sum_is_left(name: str) -> None:
 @pytest.mark.parametrize("name", LEFT)
 def test_other_chains_are_not_folded(name: str) -> None:
     assert "scaled" not in str(changed(LEFT[name], ALL)[0])
+
+
+@pytest.mark.parametrize(
+    ("weights", "group", "name"),
+    [(W, 1, "conv_general_dilated"), (W[:, :, :1, :1], 1, "dot_general"), (W[:3, :1], 3, "mul")],
+    ids=["convolution", "product", "multiply-adds"],
+)
+def test_a_gpu_has_its_own_forms_of_what_is_folded(weights: Any, group: int, name: str) -> None:
+    """They read and write images channels last, between transpositions of which XLA leaves none."""
+    per_channel = [v[:, : len(weights)] for v in (M, F, B)]
+
+    def function(w: Any, m: Any, f: Any, b: Any, x: Any) -> Any:
+        return (conv(x, w, window_of(X.shape[2:], w.shape[2:]), group) - m) * f + b
+
+    operands = [weights, *per_channel]
+    closed = jax.make_jaxpr(function)(*operands, X)
+    split = pipeline.run(closed, len(operands), pipeline.Passes("cuda"))
+    arguments = split.hoisted_arguments(*as_weights([*operands, X]))
+    y = as_function(split.main)(*arguments, X)
+    names = [e.name for e in Program.of(split.main).equations]
+    assert name in names and "sub" not in names and names.count("add") <= 1 + 6 * (name == "mul")
+    np.testing.assert_allclose(y[0], function(*operands, X), rtol=1e-5, atol=1e-5)
 
 
 def test_large_weights_that_are_read_twice_stay() -> None:

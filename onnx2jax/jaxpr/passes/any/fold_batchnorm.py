@@ -16,7 +16,8 @@ After; v and h are hoisted:
 
 MobileNetV2 takes 0.95 of the processor time, ResNet-50 0.965, a classifier of text lines (35 BatchNormalization) 0.92
 (jax 0.10); where images are large, or XLA's kernels take all the time, nothing is gained; nor by scales before a
-convolution.
+convolution. On an H100 a program of ResNet-50 moves 0.68 of the bytes for 8 images, in 80 kernels rather than 125, of
+MobileNetV2 0.93 in 57 rather than 74: cuDNN's and cuBLAS's kernels add and apply Relu, but do not scale.
 
 Results differ by roundings of the terms that are summed, as in another order of sums. Where numbers are so large or
 small that they would be lost, or a sum rounds on purpose, as (y + 2**23) - 2**23 does, evaluating them raises
@@ -38,7 +39,18 @@ from jax import lax
 from .... import compat
 from ....limits import MOST_GROWTH, SMALL_GROWTH
 from ...const_eval import can_evaluate
-from ...program import Branch, Equation, Program, is_literal, nbytes, splice, type_of, variables
+from ...program import (
+    Branch,
+    Equation,
+    Program,
+    branch_for,
+    is_literal,
+    is_platform_choice,
+    nbytes,
+    splice,
+    type_of,
+    variables,
+)
 
 SCALES: Final = ("mul", "div")
 AFFINE: Final = ("add", "sub", *SCALES)
@@ -55,7 +67,7 @@ def fold(program: Program, branch: Branch) -> Program:
     """
     if not (compat.has_primitives() and program.has("conv_general_dilated")):
         return program
-    program = program.inlined(branch)
+    program = program.inlined(lambda choice: branch(choice) if _as_convolution(choice) is None else None)
     uses, constants = _Uses(program), dict(program.constants)
     new, traced = {id(e): [e] for e in program.equations}, dict[Any, Program]()
     for convolution in filter(uses.can_fold_into, program.equations):
@@ -63,9 +75,22 @@ def fold(program: Program, branch: Branch) -> Program:
         if any(equation.name in SCALES for equation, _ in chain):
             for equation in (convolution, *(equation for equation, _ in chain)):
                 new[id(equation)] = []
-            new[id(chain[-1][0])] = _folded(convolution, chain, traced, constants)
+            new[id(chain[-1][0])] = _folded(convolution, chain, traced, constants, branch)
     equations = [e for equation in program.equations for e in new[id(equation)]]
     return program.replace(equations=equations, constants=constants)
+
+
+def _as_convolution(equation: Equation) -> Equation | None:
+    """The convolution that an equation is, or that a choice by platform has for platforms without a form of their own.
+
+    Operands of a choice follow its index. A folded one is a choice again: a GPU has products for some convolutions.
+    """
+    if is_platform_choice(equation):
+        program = Program.of(equation.params["branches"][branch_for("")(equation)])
+        equation, *others = program.equations or [equation]
+        if others or [*equation.inputs] != [*program.inputs]:
+            return None
+    return equation if equation.name == "conv_general_dilated" else None
 
 
 class _Uses:
@@ -94,20 +119,22 @@ class _Uses:
 
     def can_fold_into(self, equation: Equation) -> bool:
         """Whether it is a convolution whose weights follow from parameters that nothing else reads."""
-        if equation.name != "conv_general_dilated" or equation.params["batch_group_count"] != 1:
+        convolution = _as_convolution(equation)
+        if convolution is None or convolution.params["batch_group_count"] != 1:
             return False
-        w, result = equation.inputs[1], equation.outputs[0].aval
-        if is_literal(w) or {w.aval.dtype, equation.inputs[0].aval.dtype, result.dtype} != {np.dtype("f4")}:
+        *_, x, w = equation.inputs
+        if is_literal(w) or {v.aval.dtype for v in (x, w, *equation.outputs)} != {np.dtype("f4")}:
             return False
         roots = self.roots.get(w, ())
         is_hoisted = 0 < w.aval.size * 4 <= max(SMALL_GROWTH, MOST_GROWTH * sum(map(nbytes, roots)))
         is_alone = all(self.root_reads[r] == 1 or nbytes(r) <= SMALL_GROWTH for r in roots)
         return bool(roots) and is_hoisted and is_alone
 
-    def chain(self, convolution: Equation) -> list[Link]:
-        """The equations that scale and shift the channels of its result, each the only reader of the one before."""
+    def chain(self, equation: Equation) -> list[Link]:
+        """The equations that scale and shift a convolution's channels, each the only reader of the one before."""
+        convolution: Any = _as_convolution(equation)
         channel = convolution.params["dimension_numbers"].out_spec[1]
-        (value,), chain = convolution.outputs, list[Link]()
+        (value,), chain = equation.outputs, list[Link]()
         while self.reads[value] == 1 and (link := self._link(self.reader.get(value), value, channel)):
             chain.append(link)
             (value,) = link[0].outputs
@@ -137,7 +164,7 @@ class _Uses:
 
 
 def _folded(
-    convolution: Equation, chain: Sequence[Link], traced: dict[Any, Program], constants: dict[Any, Any]
+    convolution: Equation, chain: Sequence[Link], traced: dict[Any, Program], constants: dict[Any, Any], branch: Branch
 ) -> list[Equation]:
     """The equations of the convolution, its weights scaled, and of one sum; ``traced`` caches them by types."""
     names = tuple(equation.name for equation, _ in chain)
@@ -146,18 +173,20 @@ def _folded(
     key = names, types, str(convolution.params)
     if key not in traced:
         traced[key] = Program.traced(partial(_convolved, convolution, names), *operands)
-    return splice(traced[key], convolution.replace(outputs=chain[-1][0].outputs), operands, constants)
+    return splice(traced[key], convolution.replace(outputs=chain[-1][0].outputs), operands, constants, branch)
 
 
-def _convolved(convolution: Equation, names: Sequence[str], x: Any, w: Any, *operands: Any) -> Any:
+def _convolved(equation: Equation, names: Sequence[str], *operands: Any) -> Any:
     """The result of a convolution and of equations with these names and operands behind it."""
+    convolution: Any = _as_convolution(equation)
     numbers = convolution.params["dimension_numbers"]
+    *before, w = operands[: -len(names)]
     channel, kernel = numbers.out_spec[1], numbers.rhs_spec[0]
     count = w.shape[kernel]
     extents = [count if axis == kernel else 1 for axis in range(w.ndim)]
     ones = lax.full((count,), 1, w.dtype)
     shift = most = lax.full((count,), 0, w.dtype)
-    for name, v in zip(names, operands, strict=True):
+    for name, v in zip(names, operands[-len(names) :], strict=True):
         v = lax.broadcast_in_dim(lax.reshape(v, (v.size,)), (count,), (0,))
         if name in SCALES:
             v = v if name == "mul" else lax.div(ones, v)
@@ -168,5 +197,5 @@ def _convolved(convolution: Equation, names: Sequence[str], x: Any, w: Any, *ope
             most = lax.max(most, lax.abs(shift))
     if sum(name not in SCALES for name in names) > 1:
         w = compat.scaled(w, lax.reshape(ones, extents), shift, most)
-    (y,) = convolution.bind([x, w])
+    (y,) = equation.bind([*before, w])
     return y if {*names} <= {*SCALES} else lax.add(y, lax.broadcast_in_dim(shift, y.shape, (channel,)))
