@@ -1,4 +1,4 @@
-"""Exports a model by ``jax.export``: a program that runs with jax alone."""
+"""Exports a model by ``jax.export``: a program that runs with jax alone, or portable StableHLO for other compilers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -20,6 +20,7 @@ from jax import export as jax_export
 from ... import compat, progress
 from ...errors import (
     InputNameError,
+    InputShapeError,
     InputValueError,
     KnownValueError,
     OnnxError,
@@ -33,7 +34,6 @@ from ...proto.types import TensorType, ValueInfo
 from ...sharding.stages import Staged
 from ..calls.dims import named_dims
 from ..calls.outputs import exportable
-from . import stablehlo
 from .extents import STEPS, free_dimensions, images, in_symbols, needed_multiples, symbolic, symbols_in
 from .requirements import (
     PREFIX,
@@ -62,6 +62,8 @@ SEARCH_SECONDS: Final = 20.0
 WERE_SYMBOLIC: Final = " were symbolic"
 """In a note of advice that holds for any program; where the fix is known, it is left out."""
 _LOGGER: Final = logging.getLogger("onnx2jax.export")
+KEY: Final = "rng"
+"""The argument of a model that draws random numbers: two words, ``jax.random.key_data`` of a threefry key."""
 
 
 def export(
@@ -87,10 +89,10 @@ def export(
     with compat.enable_x64(), explained(lambda: free_dimensions(model.inputs, dims)):
         if format == "stablehlo":
             shapes = symbolic(model.inputs, dims, in_symbols(model.inputs, dims, constraints))
-            positional = stablehlo.positional(model, *_function(model, params, shapes))
+            positional = _positional(model, *_function(model, params, shapes))
             exported = _lowered(model, positional, platforms or ("cpu",), shapes)
             name, program = BYTECODE, exported.mlir_module_serialized
-            about |= stablehlo.about(model, exported, params)
+            about |= _signature(model, exported, params)
         else:
             exported, multiples, bounds = _with_multiples(model, params, dims, constraints, platforms)
             name, program = PROGRAM, _serialized(exported, vjp_order)
@@ -238,7 +240,7 @@ def _lowered(
         vars(error)["__notes__"] = [*getattr(e, "__notes__", ())]
         if error is not e and (where := node_of_primitive(str(e), function, arguments, model.graph)):
             error.add_note(where)
-        if symbols := stablehlo.free(shapes):
+        if symbols := _symbolic(shapes):
             error.add_note(_advice(symbols, free_dimensions(model.inputs, {})))
         if error is e:
             raise
@@ -315,3 +317,69 @@ def _write_weights(params: Mapping[str, Any], file: Any) -> None:
         # NumPy finds an array by its name with and without ".npy", and truncates it at NUL.
         if invalid := [n for n in params if n not in written.files or f"{n}.npy" in params]:
             raise UnsupportedError(f"weights cannot be called {invalid} in an .npz file: export(..., weights='inside')")
+
+
+def _positional(model: Any, program: Callable[..., dict[str, Any]], types: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """A model as a jitted function of inputs, a key's words if it draws, and weights; and the arguments' types.
+
+    Args:
+        model: the model.
+        program, types: it as a function of weights by name, inputs by name and perhaps a key, and their types.
+
+    Raises:
+        InputShapeError: an extent is symbolic.
+    """
+    weights, inputs, *keys = types
+    if names := _symbolic({name: kind.shape for name, kind in inputs.items()}):
+        raise InputShapeError(
+            f"dimensions {', '.join(names)} are free, and a StableHLO program has fixed extents: "
+            f"export(..., format='stablehlo', dims={{{', '.join(f'{n!r}: 1' for n in names)}}})"
+        )
+    words = [jax.ShapeDtypeStruct((2,), "uint32") for _ in keys]
+
+    def main(*arrays: Any) -> tuple[Any, ...]:
+        rest = iter(arrays)
+        feeds = {name: next(rest) for name in inputs}
+        rng = [jax.random.wrap_key_data(next(rest), impl="threefry2x32") for _ in words]
+        results = program({name: next(rest) for name in weights}, feeds, *rng)
+        for info in model.outputs:
+            if isinstance(results[info.name], list):
+                raise UnsupportedError(
+                    f"output {info} is a sequence, and a StableHLO program returns arrays: format='jax' returns it, "
+                    "or leave it out, model.cut(outputs=[...])"
+                )
+        return tuple(results[v.name] for v in model.outputs)
+
+    return jax.jit(main, keep_unused=True), [*inputs.values(), *words, *weights.values()]
+
+
+def _signature(model: Any, exported: jax_export.Exported, params: Mapping[str, Any]) -> dict[str, Any]:
+    """The function's arguments and results, for about.json.
+
+    Raises:
+        UnsupportedError: the program calls functions of XLA.
+    """
+    if calls := sorted(set(re.findall(r"custom_call @([\w.$]+)", exported.mlir_module()))):
+        raise UnsupportedError(
+            f"the program calls {', '.join(calls)}, which XLA for {exported.platforms[0]} has and StableHLO has not: "
+            "export(..., platforms=['tpu']) may do without, and format='jax' keeps them"
+        )
+    names = [("input", v.name) for v in model.inputs] + [("key", KEY)] * bool(model.graph.draws)
+    names += [("weight", name) for name in params]
+    return {
+        "function": "main",
+        "platform": exported.platforms[0],
+        "arguments": [
+            {"name": name, "kind": kind, "dtype": aval.dtype.name, "shape": aval.shape}
+            for (kind, name), aval in zip(names, exported.in_avals, strict=True)
+        ],
+        "results": [
+            {"name": v.name, "dtype": aval.dtype.name, "shape": aval.shape}
+            for v, aval in zip(model.outputs, exported.out_avals, strict=True)
+        ],
+    }
+
+
+def _symbolic(shapes: Mapping[str, Sequence[Any]]) -> list[str]:
+    """The extents that are symbolic, in order."""
+    return list(dict.fromkeys(str(d) for shape in shapes.values() for d in shape if not isinstance(d, int)))
