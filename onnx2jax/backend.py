@@ -19,8 +19,8 @@ import numpy as np
 from .errors import InputNameError, OnnxError, UnsupportedError
 from .model.convert import convert
 from .model.model import Model
-from .proto.dtypes import to_code
 from .proto.messages import ModelProto, NodeProto
+from .proto.types import to_code
 
 NEWEST: Final = 28
 """The default ``opset_version`` of single nodes."""

@@ -15,8 +15,16 @@ from .errors import UnsupportedError, did_you_mean
 from .ir.file import check_keywords
 from .model.convert import convert
 from .model.model import Model
-from .proto.dtypes import ELEMENT_TYPES, to_code
-from .proto.types import MapType, OptionalType, SequenceType, SparseTensorType, TensorType, ValueInfo
+from .proto.types import (
+    ELEMENT_TYPES,
+    MapType,
+    OptionalType,
+    SequenceType,
+    SparseTensorType,
+    TensorType,
+    ValueInfo,
+    to_code,
+)
 
 __all__ = [
     "ExecutionMode",

@@ -18,11 +18,10 @@ from ..ir.rules import VALUE_FIELDS, used_fields
 from ..ir.signatures import element, same_schema, type_of
 from ..ops.registry import LEGACY_HINTS, resolve
 from ..proto.devices import Sharding, problems, read_node, shard_of
-from ..proto.dtypes import ELEMENT_TYPES
 from ..proto.external import ExternalFiles
 from ..proto.messages import normal_domain, tensors
 from ..proto.tensors import EXTERNAL
-from ..proto.types import shapes_agree
+from ..proto.types import ELEMENT_TYPES, shapes_agree
 from .report import Note
 from .scopes import GraphPlace, extents, places
 

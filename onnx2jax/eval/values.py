@@ -13,8 +13,7 @@ import numpy as np
 from .. import compat
 from ..ops.arrays import is_known, is_string
 from ..ops.cast import materialize_dims
-from ..proto.dtypes import HOST_ONLY
-from ..proto.types import TensorType, ValueType
+from ..proto.types import HOST_ONLY, TensorType, ValueType
 
 _WIDENINGS = {
     (np.dtype(narrow), np.dtype(wide)) for narrow, wide in (("i4", "i8"), ("u4", "u8"), ("f4", "f8"), ("c8", "c16"))

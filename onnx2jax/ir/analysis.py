@@ -15,8 +15,7 @@ import numpy as np
 
 from ..errors import UnsupportedError
 from ..ops.registry import NO_OPERATOR
-from ..proto.dtypes import HOST_ONLY
-from ..proto.types import MapType, OptionalType, SequenceType, TensorType, ValueType
+from ..proto.types import HOST_ONLY, MapType, OptionalType, SequenceType, TensorType, ValueType
 from . import loops
 from .graph import Graph, Node, ancestors, descendants
 

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from ..ops.arrays import HALF, is_known
-from ..proto.dtypes import to_code
+from ..proto.types import to_code
 
 WIDE: Final = np.dtype(np.float32)
 DOUBLE: Final = np.dtype(np.float64)

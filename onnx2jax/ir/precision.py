@@ -33,9 +33,8 @@ import numpy as np
 
 from ..errors import UnsupportedError
 from ..ops.description import MOVES
-from ..proto.dtypes import to_dtype
 from ..proto.mapped import load
-from ..proto.types import TensorType, ValueInfo
+from ..proto.types import TensorType, ValueInfo, to_dtype
 from . import analysis
 from .casts import NARROWER, WIDE, Casts
 from .graph import Function, Graph, Node, with_graphs

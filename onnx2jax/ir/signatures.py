@@ -14,8 +14,8 @@ from typing import Any, Final
 from jax import export
 
 from ..ops.registry import Operator, is_built_in, resolve
-from ..proto.dtypes import ELEMENT_TYPES
 from ..proto.messages import dotted
+from ..proto.types import ELEMENT_TYPES
 from .graph import Node
 
 Type = str | None

@@ -18,8 +18,7 @@ import numpy as np
 
 from ..errors import UnsupportedError
 from ..ops.registry import Operator, resolve
-from ..proto.dtypes import to_dtype
-from ..proto.types import MapType, OptionalType, SequenceType, TensorType, ValueInfo, ValueType
+from ..proto.types import MapType, OptionalType, SequenceType, TensorType, ValueInfo, ValueType, to_dtype
 from . import analysis
 from .casts import CODES, NARROWER, WIDE, Casts
 from .graph import Function, Graph, Node, Reference, with_graphs

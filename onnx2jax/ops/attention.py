@@ -14,7 +14,7 @@ from jax import lax
 
 from .. import compat
 from ..limits import ATTENTION_BLOCK, ATTENTION_QUERIES
-from ..proto.dtypes import to_dtype
+from ..proto.types import to_dtype
 from .activation import softmax
 from .arrays import accumulator, check_shape, check_shapes, xp
 from .indexing import BOUNDS, gather

@@ -10,7 +10,7 @@ from jax import lax
 from ml_dtypes import finfo, float8_e8m0fnu
 
 from ..errors import KnownValueError
-from ..proto.dtypes import ELEMENT_TYPES, FLOAT6, HOST_ONLY, to_dtype
+from ..proto.types import ELEMENT_TYPES, FLOAT6, HOST_ONLY, to_dtype
 from .arrays import is_known, is_string, needs_known, xp
 from .registry import Shaped, op
 

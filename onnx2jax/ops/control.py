@@ -15,7 +15,7 @@ from jax import lax
 
 from ..errors import KnownValueError
 from ..limits import COUNTED_TRIPS
-from ..proto.dtypes import to_dtype
+from ..proto.types import to_dtype
 from .arrays import FIX, axis_of, dims, is_known, is_traced, xp
 from .indexing import in_32_bits
 from .iteration import equal, is_host_only, iterate, results, strongly_typed, truth, type_string

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from ..errors import KnownValueError
-from ..proto.dtypes import HOST_ONLY
+from ..proto.types import HOST_ONLY
 from .arrays import FIX, dims, identical, is_known, is_traced, xp
 
 _ENDLESS = np.iinfo(np.int64).max

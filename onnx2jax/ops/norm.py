@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..proto.dtypes import to_dtype
+from ..proto.types import to_dtype
 from .arrays import accumulator, axes_of, axis_of, widen, xp
 from .registry import Static, deprecated, op
 

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from .. import compat
-from ..proto.dtypes import FLOAT6, HOST_ONLY, to_dtype
+from ..proto.types import FLOAT6, HOST_ONLY, to_dtype
 from .arrays import axis_of, is_known, needs_known, xp
 from .cast import is_integer
 from .conv import conv

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..proto.dtypes import to_dtype
+from ..proto.types import to_dtype
 from .arrays import accumulator, argmax, check_shape, widen
 from .registry import Shaped, op
 

@@ -13,7 +13,7 @@ from jax import lax
 from .. import compat
 from ..errors import KnownValueError
 from ..limits import TPU_APPENDED
-from ..proto.dtypes import ELEMENT_TYPES, to_code, to_dtype
+from ..proto.types import ELEMENT_TYPES, to_code, to_dtype
 from .arrays import FIX, axes_of, axis_of, check_room, check_shape, counting, dims, is_known, is_string, xp
 from .registry import Relative, Shaped, Static, op, taking
 from .traced import TracedIntegers, difference, shape_vector, terms

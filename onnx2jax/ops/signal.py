@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from jax import lax
 
-from ..proto.dtypes import to_dtype
+from ..proto.types import to_dtype
 from .arrays import axis_of, check_shape, counting, is_known, xp
 from .registry import Static, op
 

@@ -11,9 +11,9 @@ from typing import Any, Final
 import numpy as np
 
 from ..errors import ExternalDataError, ExternalDataNotFoundError, InputTypeError
-from .dtypes import ELEMENT_TYPES
 from .foreign import HEAD, foreign
 from .mapped import LAZY_BYTES, Detached, File, owned, sample
+from .types import ELEMENT_TYPES
 
 SHARED_BYTES: Final = 1024
 """raw_data of at least this many bytes is shared with its arrays."""

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from ..errors import ModelError
-from .dtypes import ELEMENT_TYPES
 from .external import ExternalFiles
 from .mapped import Detached, load
 from .messages import ModelProto
 from .tensors import EXTERNAL, from_array, to_array, to_field
+from .types import ELEMENT_TYPES
 
 
 class Origin:

@@ -8,9 +8,9 @@ from typing import Any, Final
 import numpy as np
 
 from ..errors import ModelError
-from .dtypes import ELEMENT_TYPES, STRING, ElementType, to_code
 from .external import DENSE_LIMIT, ExternalFiles
 from .mapped import load
+from .types import ELEMENT_TYPES, STRING, ElementType, to_code
 
 EXTERNAL = 1
 DATA_FIELDS: Final = ("raw_data", *sorted({row.field for row in ELEMENT_TYPES.values()}))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..ir.graph import Graph, Node
-from ..proto.dtypes import to_dtype
+from ..proto.types import to_dtype
 
 MICROSOFT: Final = "com.microsoft"
 PRODUCTS: Final = {("", "MatMul"), ("", "Gemm")} | {(MICROSOFT, n) for n in ("FusedMatMul", "TransposeMatMul")}

@@ -36,8 +36,8 @@ from ..ir.graph import Graph, Node
 from ..model.changes.detours import Detour, detoured, opset_of, with_detours
 from ..model.changes.rewritten import new_node
 from ..model.model import Model
-from ..proto.dtypes import to_code
 from ..proto.mapped import load
+from ..proto.types import to_code
 from .checkpoint import opened
 from .linear_maps import LinearMap, linear_maps, stored_weight
 

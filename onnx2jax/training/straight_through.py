@@ -18,7 +18,7 @@ from ..ops import qonnx
 from ..ops.cast import is_integer
 from ..ops.quant import broadcast_qparam
 from ..ops.registry import Operator
-from ..proto.dtypes import to_dtype
+from ..proto.types import to_dtype
 from .form import PRIVATE, map_graphs
 
 ROUNDING: Final = {"QuantizeLinear", "DynamicQuantizeLinear", "Round", "Floor", "Ceil", "Sign"}

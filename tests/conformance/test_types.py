@@ -13,7 +13,7 @@ from onnx import TensorProto, TypeProto, ValueInfoProto, helper
 
 import onnx2jax
 from onnx2jax.errors import InputTypeError, KnownValueError, ModelError, OnnxError, OperatorError
-from onnx2jax.proto.dtypes import ELEMENT_TYPES
+from onnx2jax.proto.types import ELEMENT_TYPES
 from tests.support.cases import MAIN, RELU, F, X, clean, parse, refused, refused_when_strict, rule, rules_of, run, same
 
 

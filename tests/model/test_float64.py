@@ -25,8 +25,7 @@ from onnx2jax.ir.casts import DOUBLE, NARROWER, WIDE
 from onnx2jax.ir.graph import Graph, Node
 from onnx2jax.ir.widening import TYPES, widened
 from onnx2jax.model.reports.comparison import compared
-from onnx2jax.proto.dtypes import to_code
-from onnx2jax.proto.types import ValueInfo
+from onnx2jax.proto.types import ValueInfo, to_code
 from tests.support.helpers import mesh
 from tests.support.models import mlp, text_model
 from tests.support.violations import every_case

@@ -17,9 +17,9 @@ from onnx import helper, numpy_helper
 
 import onnx2jax
 from onnx2jax.errors import KnownValueError
-from onnx2jax.proto.dtypes import ELEMENT_TYPES, HOST_ONLY, to_code
 from onnx2jax.proto.messages import TensorProto
 from onnx2jax.proto.tensors import from_array
+from onnx2jax.proto.types import ELEMENT_TYPES, HOST_ONLY, to_code
 
 NARROW = [row.dtype for row in ELEMENT_TYPES.values() if 0 < row.bits < 8]
 X = np.arange(3, dtype=np.float32)

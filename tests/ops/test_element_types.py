@@ -17,7 +17,7 @@ import pytest
 from onnx2jax import compat
 from onnx2jax.ops import registry
 from onnx2jax.ops.cast import cast_to
-from onnx2jax.proto.dtypes import ELEMENT_TYPES
+from onnx2jax.proto.types import ELEMENT_TYPES
 from tests.support.helpers import run_op
 from tests.tables.operators import HOST_ONLY, TYPES_LEFT_OUT, Row, rows
 

@@ -16,7 +16,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as onnxruntime_state
 
 import onnx2jax
 from onnx2jax import compat
-from onnx2jax.proto.dtypes import ELEMENT_TYPES
+from onnx2jax.proto.types import ELEMENT_TYPES
 from tests.ops import (
     test_microsoft_blocks,
     test_microsoft_decoding,

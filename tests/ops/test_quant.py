@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from onnx2jax.ops.quant import int8_product_in_bfloat16, rounded_quotient
-from onnx2jax.proto.dtypes import to_code
+from onnx2jax.proto.types import to_code
 from tests.support.helpers import run_op
 from tests.support.joined import differences, joined
 

@@ -11,9 +11,9 @@ import pytest
 from onnx import helper, numpy_helper
 
 from onnx2jax.errors import ModelError
-from onnx2jax.proto.dtypes import ELEMENT_TYPES, STRING, to_code, to_dtype
 from onnx2jax.proto.messages import SparseTensorProto, TensorProto
 from onnx2jax.proto.tensors import from_array, to_array, to_dense
+from onnx2jax.proto.types import ELEMENT_TYPES, STRING, to_code, to_dtype
 from tests.support.violations import every_case
 
 NUMERIC = [code for code in ELEMENT_TYPES if code != STRING]

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from hypothesis import strategies as st
 
-from onnx2jax.proto.dtypes import ELEMENT_TYPES, to_dtype
+from onnx2jax.proto.types import ELEMENT_TYPES, to_dtype
 
 
 @dataclass(frozen=True)

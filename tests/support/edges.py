@@ -20,7 +20,7 @@ from onnx import helper, numpy_helper
 from onnxruntime.capi import onnxruntime_pybind11_state as onnxruntime_state
 
 from onnx2jax.ops import registry
-from onnx2jax.proto.dtypes import ELEMENT_TYPES
+from onnx2jax.proto.types import ELEMENT_TYPES
 from tests.support import official
 from tests.support.drawing import extremes, is_float
 from tests.support.joined import MICROSOFT

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from onnx2jax.proto.dtypes import ELEMENT_TYPES, to_dtype
+from onnx2jax.proto.types import ELEMENT_TYPES, to_dtype
 from tests.support.drawing import (
     SIDES,
     SOME,

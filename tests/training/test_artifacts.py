@@ -193,7 +193,7 @@ def test_large_parameters_in_an_external_file(folder: Path) -> None:
 
 @pytest.mark.parametrize("code", [1, 5, 7, 9, 10, 11, 12, 14, 16, 17])
 def test_element_types(code: int, tmp_path: Path) -> None:
-    array = np.array([[1, 0], [1, 1]]).astype(onnx2jax.proto.dtypes.to_dtype(code))
+    array = np.array([[1, 0], [1, 1]]).astype(onnx2jax.proto.types.to_dtype(code))
     path = write(tmp_path / "c", {0: np.int32(2), 1: {0: [tensor("t", array, code)]}})
     (message,) = read_checkpoint(path).trained
     np.testing.assert_array_equal(to_array(message), array, strict=True)

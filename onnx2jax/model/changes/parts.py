@@ -14,9 +14,8 @@ from ...eval.known_values import inferred_types
 from ...ir.analysis import parameters
 from ...ir.graph import Graph, Node, ancestors, nodes_named
 from ...ops.registry import Operator
-from ...proto.dtypes import to_code
 from ...proto.messages import ValueInfoProto, keep, subgraphs
-from ...proto.types import TensorType, ValueInfo
+from ...proto.types import TensorType, ValueInfo, to_code
 from .rewritten import drop_unread, name_nodes, names_read
 
 PRIVATE: Final = "onnx2jax.model"

@@ -14,8 +14,8 @@ from ...errors import InputTypeError
 from ...ir.graph import Graph, Imported, Node
 from ...ops.microsoft.quant import dequantized_nbits, unpack, unpacked
 from ...ops.microsoft.weights import E2M1, dequantized_bnb4
-from ...proto.dtypes import to_code
 from ...proto.mapped import load
+from ...proto.types import to_code
 from .pack import MICROSOFT, with_nodes
 from .rewritten import new_node
 

@@ -12,11 +12,10 @@ from google.protobuf.message import Message
 
 from ...errors import InputNameError, InputShapeError, InputTypeError, ModelError, UnsupportedError, did_you_mean
 from ...ir.file import check_keywords
-from ...proto.dtypes import STRING
 from ...proto.messages import keep, nested_graphs, normal_domain, rename, subgraphs, tensors
 from ...proto.origin import Opened, nbytes
 from ...proto.tensors import EXTERNAL
-from ...proto.types import UNNAMED, MapType, OptionalType, SequenceType, TensorType, to_value_info
+from ...proto.types import STRING, UNNAMED, MapType, OptionalType, SequenceType, TensorType, to_value_info
 from ..convert import convert
 from ..model import Model
 from .save import INLINE_LIMIT, open_model

@@ -25,11 +25,11 @@ from ...eval.values import to_host, widened
 from ...ir.file import opened as opened_file
 from ...proto import atomic
 from ...proto.devices import write_configuration, write_node
-from ...proto.dtypes import ELEMENT_TYPES, STRING
 from ...proto.files import path_of, read_model
 from ...proto.messages import tensors, weights
 from ...proto.origin import Opened, nbytes
 from ...proto.tensors import EXTERNAL
+from ...proto.types import ELEMENT_TYPES, STRING
 from ...sharding.processes import in_agreement, writes
 from ...sharding.writing import configured
 from ..calls.arguments import check_readable, other_shape

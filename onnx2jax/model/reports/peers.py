@@ -22,9 +22,9 @@ from ...errors import UnsupportedError
 from ...eval.interpreter import Context, evaluate, run_node
 from ...eval.values import to_host
 from ...ir.graph import Graph, Node
-from ...proto.dtypes import to_code
 from ...proto.messages import TensorProto, ValueInfoProto
 from ...proto.tensors import from_array
+from ...proto.types import to_code
 from ..files.save import save
 
 REFUSALS: Final = {

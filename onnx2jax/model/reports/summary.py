@@ -19,8 +19,7 @@ from ...errors import KnownValueError, OnnxError, OperatorError
 from ...ir.graph import Graph, Node
 from ...jaxpr.program import Equation, Program
 from ...printed import Printed
-from ...proto.dtypes import HOST_ONLY
-from ...proto.types import TensorType, ValueInfo
+from ...proto.types import HOST_ONLY, TensorType, ValueInfo
 from ...sharding.stages import Staged
 from ..calls.dims import checked_dims, named_dims, variables
 from ..changes.parts import node_outputs, with_graph, with_outputs

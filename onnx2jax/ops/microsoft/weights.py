@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ...proto.dtypes import to_dtype
+from ...proto.types import to_dtype
 from .. import quant
 from ..activation import swish
 from ..arrays import accumulator, check_shapes, widen, xp

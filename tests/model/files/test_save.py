@@ -31,9 +31,9 @@ from onnx2jax.errors import (
     UnsupportedError,
 )
 from onnx2jax.model.files import save
-from onnx2jax.proto.dtypes import ELEMENT_TYPES
 from onnx2jax.proto.messages import TensorProto as OurTensor
 from onnx2jax.proto.tensors import from_array, to_array, to_field
+from onnx2jax.proto.types import ELEMENT_TYPES
 from tests.support.killed import killed
 from tests.support.models import mlp, model, text_model, value
 from tests.support.official import ROOT, cases
