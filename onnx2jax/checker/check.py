@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Unpack
 
 from ..errors import ModelError, OnnxError
-from ..eval.abstract import Abstract, Extents, is_typed, without_data
+from ..eval.abstract import Abstract, Extents, is_typed, primes, without_data
 from ..ir import loops
 from ..ir.binding import NEWEST, missing_extras
 from ..ir.file import Reading, opened
@@ -177,7 +177,7 @@ def check_shapes(graph: Graph, note: Note) -> None:
 
 
 def _evaluated(graph: Graph, first: int) -> _Evaluation:
-    evaluation = _Evaluation(Extents(first, LEAST))
+    evaluation = _Evaluation(Extents(primes(first, LEAST)))
     without_data(lambda: evaluation.graph(graph, f"graph {graph.name[:80]!r}"))
     return evaluation
 

@@ -13,13 +13,13 @@ from typing import Any, Final
 
 import jax
 import numpy as np
-from jax import lax
+from jax import export, lax
 
 from .. import compat
 from ..errors import KnownValueError
 from ..ir.binding import required
 from ..ir.graph import Function, Graph, Node
-from ..ops.arrays import is_known
+from ..ops.arrays import is_known, is_string
 from ..ops.registry import Operator
 from ..proto.mapped import is_lazy
 from ..proto.types import SparseTensorType, TensorType, ValueInfo
@@ -32,7 +32,7 @@ LARGEST_KNOWN: Final = 64
 DEEPEST: Final = 20
 """Nested calls and graphs that are evaluated."""
 MOST_NODES: Final = 20_000
-"""Nodes that are evaluated, each once for every call of a function around it; others are unknown."""
+"""Nodes inside of others that are evaluated, each once for every call of a function around it; others are unknown."""
 REFUSALS: Final = (ValueError, TypeError, IndexError, ArithmeticError)
 """What operators, NumPy and JAX raise on operands that do not fit."""
 
@@ -53,26 +53,36 @@ LIKE_FIRST: Final = ALONG | {"Attention", "GroupQueryAttention", "MoE", "MultiHe
 """Operators whose result has the shape of their first input, even if other inputs do not match the extents."""
 
 
-class Extents(dict[str, int]):
-    """Extents of dimension variables, distinct primes assigned on first use, so that none divides another."""
+class Extents(dict[str, Any]):
+    """Extents of dimension variables, assigned on first use: ``primes`` or ``symbols``."""
 
-    def __init__(self, evaluation: int, least: int = 11) -> None:
-        """The first (0) of two evaluations has primes from ``least`` on, the second (1) those of twice as much: halves
-        of neighbours would be equal, as a constant is."""
+    def __init__(self, unused: Iterator[Any]) -> None:
         super().__init__()
-        self._primes = _primes(least * (1 + evaluation) | 1)
+        self._unused = unused
 
-    def __missing__(self, name: str) -> int:
-        self[name] = next(self._primes)
+    def __missing__(self, name: str) -> Any:
+        self[name] = next(self._unused)
         return self[name]
 
-    def shape(self, name: str, declared: Sequence[int | str | None]) -> tuple[int, ...]:
+    def shape(self, name: str, declared: Sequence[int | str | None]) -> tuple[Any, ...]:
         """A declared shape with extents substituted; unnamed dimensions are keyed by the value's ``name``."""
         return tuple(d if isinstance(d, int) else self[d or f"{name}, axis {i}"] for i, d in enumerate(declared))
 
 
-def _primes(least: int) -> Iterator[int]:
-    return (n for n in count(least, 2) if all(n % k for k in range(3, isqrt(n) + 1, 2)))
+def primes(evaluation: int = 0, least: int = 11) -> Iterator[int]:
+    """Distinct primes, so that no extent divides another.
+
+    The first (0) of two evaluations has primes from ``least`` on, the second (1) those of twice as much: halves of
+    neighbours would be equal, as a constant is.
+    """
+    odd = count(least * (1 + evaluation) | 1, 2)
+    return (n for n in odd if all(n % k for k in range(3, isqrt(n) + 1, 2)))
+
+
+def symbols() -> Iterator[Any]:
+    """Symbolic dimensions of jax.export, each of which equals itself alone."""
+    scope = export.SymbolicScope()
+    return (export.symbolic_shape(f"d{i}", scope=scope)[0] for i in count())
 
 
 def without_data(evaluation: Callable[..., Any], *args: Any) -> None:
@@ -92,18 +102,20 @@ def without_data(evaluation: Callable[..., Any], *args: Any) -> None:
 class Abstract:
     """One abstract evaluation: NumPy arrays where values are known, tracers where types are, otherwise ``UNKNOWN``.
 
-    A value that cannot be evaluated has the type that the file declares, if any. Bodies of control flow are evaluated
-    for inputs of their declared types. The methods that do nothing here are for subclasses.
+    The methods that do nothing here are for subclasses.
     """
 
     trusts_defaults = True
     """Whether an input with a default has its value."""
+    trusts_types = True
+    """Whether a value that cannot be evaluated has the type that the file declares, if any, and bodies of control flow
+    are evaluated for inputs of their declared types. Otherwise control flow runs as in a call."""
     largest_known: float = LARGEST_KNOWN
     """Elements up to which a value of constants is known, rather than its type alone."""
 
-    def __init__(self, extents: Extents) -> None:
-        """``extents`` of dimension variables, filled on the way."""
-        self.extents = extents
+    def __init__(self, extents: Extents | None = None) -> None:
+        """``extents`` of dimension variables, filled on the way; primes where they are left out."""
+        self.extents = Extents(primes()) if extents is None else extents
         self._depth = self._nodes = 0
 
     def compare(self, path: str, declared: ValueInfo, value: Any, source: str, is_output: bool = False) -> None:
@@ -113,8 +125,12 @@ class Abstract:
         """Called with each node that refuses its operands, but for those in bodies of control flow."""
 
     def guess(self, node: Node, scope: Scope, context: Context) -> Sequence[Any]:  # noqa: ARG002
-        """The outputs of a node that cannot be evaluated; empty where they are unknown."""
-        return ()
+        """The outputs of a node that cannot be evaluated."""
+        return [UNKNOWN] * len(node.outputs)
+
+    def results(self, node: Node, scope: Scope, context: Context) -> Sequence[Any]:
+        """The outputs of a node, all of whose operands are known or typed; raises what its operator raises."""
+        return [self._settled(value) for value in run_node(node, scope, context)]
 
     def graph(
         self,
@@ -150,10 +166,10 @@ class Abstract:
             results += [UNKNOWN] * (len(node.outputs) - len(results))
             for i, name in enumerate(node.outputs):
                 if declared := outputs.get(name) or graph.value_info.get(name):
-                    if results[i] is UNKNOWN:
-                        results[i] = self.declared(declared)
-                    else:
+                    if results[i] is not UNKNOWN:
                         self.compare(path, declared, results[i], node.op_type, name in outputs)
+                    elif self.trusts_types:
+                        results[i] = self.declared(declared)
             return results
 
         run_nodes(graph.nodes, scope, Context({}, jax.random.key(0), call=call), run)
@@ -170,30 +186,34 @@ class Abstract:
 
     def _node(self, node: Node, scope: Scope, context: Context, path: str, quiet: bool) -> Sequence[Any]:
         """The outputs of a node, as far as they are known."""
-        self._nodes += 1
+        self._nodes += self._depth > 0
         if self._depth > DEEPEST or self._nodes > MOST_NODES:
             return ()
-        values = [scope.get(n, UNKNOWN) if n else None for n in node.inputs]
         self._depth += 1
         try:
             if isinstance(node.target, Function):
                 body = node.target.body
+                values = (scope.get(n, UNKNOWN) if n else None for n in node.inputs)
                 operands = dict(zip_longest((v.name for v in body.inputs), values))
                 inner = self.graph(body, path, operands, None, call_of(node, scope, context), quiet=quiet)
                 return [inner.get(v.name, UNKNOWN) for v in body.outputs]
-            bodies = [self._body(node, graph, scope, context, path) for graph in node.graphs]
+            bodies = [self._body(node, g, scope, context, path) for g in node.graphs if self.trusts_types]
         finally:
             self._depth -= 1
-        if not node.domain and node.op_type in _RESULTS:
+        if bodies and not node.domain and node.op_type in _RESULTS:
             return _RESULTS[node.op_type](self, node, scope, bodies)
-        if not isinstance(node.target, Operator) or any(v is UNKNOWN for v in values):
+        return self.outputs(node, scope, context, path, quiet=quiet or bool(node.graphs))
+
+    def outputs(self, node: Node, scope: Scope, context: Context, path: str = "", quiet: bool = True) -> Sequence[Any]:
+        """The outputs of a node of an operator, as far as they are known."""
+        if not isinstance(node.target, Operator) or any(scope.get(n, UNKNOWN) is UNKNOWN for n in node.reads):
             return self.guess(node, scope, context)
-        quiet = quiet or bool(node.graphs)
+        values = [scope[n] if n else None for n in node.inputs]
         try:
             required_of = zip(node.target.inputs, values, strict=False)
             if absent := [p for p, v in required_of if v is None and p in required(node.target)]:
                 raise ValueError(f"the function's caller leaves out {absent[0]!r}")
-            return [self._settled(value) for value in run_node(node, scope, context)]
+            return self.results(node, scope, context)
         except Exception as e:
             is_refusal = isinstance(e, REFUSALS) and not isinstance(e, KnownValueError | NotImplementedError)
             if is_refusal and not quiet:
@@ -201,13 +221,15 @@ class Abstract:
         return self.guess(node, scope, context)
 
     def _settled(self, value: Any) -> Any:
-        """A constant or result: known ones that are large become tracers, and what is no tensor of numbers unknown."""
-        if isinstance(value, list):
+        """A constant or result: known ones that are large become tracers, and what is no tensor or list unknown."""
+        if isinstance(value, list) or is_string(value):
             return value
-        if not hasattr(value, "shape") or value.dtype.hasobject:
+        if not hasattr(value, "shape"):
             return UNKNOWN
+        if is_extents(value) and all(isinstance(d, int) for d in value.ravel().tolist()):
+            value = value.astype(np.int64)
         is_large = is_known(value) and (value.size > self.largest_known or is_lazy(value))
-        return lax.full(value.shape, 0, value.dtype) if is_large else value
+        return opaque(value) if is_large else value
 
     def _body(self, node: Node, graph: Graph, scope: Scope, context: Context, path: str) -> list[Any]:
         """The outputs of a subgraph, whose inputs are as declared."""
@@ -222,6 +244,18 @@ class Abstract:
             self.compare(where, formal, value, node.op_type)
         inner = self.graph(graph, where, None, scope, context.call, quiet=True)
         return [inner.get(v.name, UNKNOWN) for v in graph.outputs]
+
+
+def opaque(value: Any) -> Any:
+    """An array of unknown values, of the type of a value; unknown for strings."""
+    if is_string(value):
+        return UNKNOWN
+    return lax.full(value.shape, 0, np.int64 if value.dtype.hasobject else value.dtype)
+
+
+def is_extents(value: Any) -> bool:
+    """Whether a value is a NumPy array of extents, some of which are symbols."""
+    return type(value) is np.ndarray and value.dtype.hasobject and not is_string(value)
 
 
 def is_typed(value: Any) -> bool:
@@ -298,11 +332,11 @@ def abstract_values(graph: Graph, extents: Extents) -> dict[str, Any]:
 
 
 def types_and_constants(scope: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The constants of an evaluation, and the types of what it traces, by name."""
+    """The constants of numbers of an evaluation, and the types of what it traces, by name."""
     for name, value in scope.items():
         if isinstance(value, jax.Array):
             yield name, jax.ShapeDtypeStruct(value.shape, value.dtype)
-        elif type(value) is np.ndarray:
+        elif type(value) is np.ndarray and not value.dtype.hasobject:
             yield name, value
 
 

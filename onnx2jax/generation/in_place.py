@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..errors import UnsupportedError
-from ..eval.abstract import Abstract, Extents, is_typed, without_data
+from ..eval.abstract import Abstract, is_typed, without_data
 from ..ir import analysis
 from ..ir.analysis import static_names
 from ..ir.graph import Graph, Node
@@ -256,7 +256,7 @@ def probe(
 
     def run(weights: Any, tokens: Any, mask: Any, inputs: Any) -> None:
         feeds = feeds_of(model, tokens, tokens, mask, tokens[0])
-        for name, value in _Step(Extents(0)).graph(graph, "", {**model.static, **feeds, **inputs}, weights).items():
+        for name, value in _Step().graph(graph, "", {**model.static, **feeds, **inputs}, weights).items():
             if is_typed(value):
                 values[name] = value if type(value) is np.ndarray else _abstract(value)
 

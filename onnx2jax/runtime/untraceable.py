@@ -14,8 +14,7 @@ from ..eval.values import is_jax
 from ..ir import analysis
 from ..ir.graph import Graph
 from ..ops.cast import is_float
-from ..proto.dtypes import FLOAT6
-from ..proto.types import TensorType
+from ..proto.types import FLOAT6, TensorType
 from .specialise import NeedsHost
 
 

@@ -74,7 +74,8 @@ def test_large_constants_are_types_alone() -> None:
 
 
 def test_a_limited_number_of_nodes_is_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "g (float[2] x) => (float[3] y) { a = Neg (x)  b = Neg (a)  y = Neg (b) }"
+    text = """g (float[2] x) => (float[3] y) { y = l.f (x) }
+        <domain: "l", opset_import: ["" : 21]> f (x) => (y) { a = Neg (x)  b = Neg (a)  y = Neg (b) }"""
     assert findings(text) == [("GR-18", "warning")]
     monkeypatch.setattr(abstract, "MOST_NODES", 2)
     assert not findings(text)

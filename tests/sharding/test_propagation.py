@@ -9,7 +9,7 @@ import onnx
 from onnx import TensorProto, helper
 
 import onnx2jax
-from onnx2jax.eval.abstract import Extents
+from onnx2jax.eval.abstract import Extents, primes
 from onnx2jax.ir import analysis
 from onnx2jax.sharding.propagation import ValueFacts
 from tests.support.models import model, value
@@ -30,7 +30,7 @@ def node(op_type: str, inputs: str, output: str, **attributes: Any) -> onnx.Node
 
 
 def test_extents_are_distinct_primes_by_name() -> None:
-    first, second = Extents(0), Extents(1)
+    first, second = Extents(primes(0)), Extents(primes(1))
     assert first.shape("x", ["batch", 3, None, "batch"]) == (11, 3, 13, 11)
     assert second.shape("x", ["batch", 3, None, "batch"]) == (23, 3, 29, 23)
     assert set(first) == {"batch", "x, axis 2"}

@@ -111,9 +111,9 @@ def outputs_with_variables(
 
 def _output_shapes(graph: Graph, values: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
     """The shapes of outputs as far as they are known, for the call's inputs with other sizes of some variables."""
-    from ...eval.abstract import Extents, abstract_values
+    from ...eval.abstract import Extents, abstract_values, primes
 
-    extents, inputs = Extents(0), []
+    extents, inputs = Extents(primes()), []
     for v in graph.inputs:
         if v.shape is not None and v.name in values:
             pairs = [(d, sizes.get(str(d), n)) for d, n in zip(v.shape, np.shape(values[v.name]), strict=True)]

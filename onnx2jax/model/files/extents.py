@@ -17,7 +17,7 @@ import numpy as np
 from jax import export
 
 from ...errors import InputNameError, InputShapeError, InputTypeError, UnsupportedError, did_you_mean, names_list
-from ...eval.abstract import Abstract, Extents, without_data
+from ...eval.abstract import Abstract, without_data
 from ...ir.graph import Graph, Node
 from ...proto.messages import unused_name
 from ...proto.types import TensorType, ValueInfo
@@ -344,7 +344,7 @@ def needed_multiples(
             return d if isinstance(d, int) else evaluated(str(d), lambda symbol: extents.get(symbol, EXTENT))
 
         inputs = tuple(v.reshaped([*map(extent, shapes[v.name])]) if v.name in shapes else v for v in graph.inputs)
-        evaluation = _Refusals(Extents(0))
+        evaluation = _Refusals()
 
         def run() -> None:
             evaluation.graph(replace(graph, inputs=inputs))

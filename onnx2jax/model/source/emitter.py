@@ -16,9 +16,8 @@ from typing import Any, Final
 import jax
 import numpy as np
 
-from ...eval.abstract import UNKNOWN, is_elementwise
+from ...eval.abstract import UNKNOWN
 from ...eval.interpreter import Context, FunctionCall, actual_attributes, call_of, run_nodes
-from ...eval.known_values import symbolic_results
 from ...ir.graph import Function, Graph, Node
 from ...ir.patterns import reader_beside_scatters
 from ...ops.registry import Operator
@@ -29,14 +28,12 @@ from .code import FUNCTION, PARAM, Block, Statement, canonical, live, mark, refe
 from .forms import ARITHMETIC, Form, NodeCall
 from .shapes import MOVES
 from .types import (
+    Evaluation,
     abstract_of,
-    broadcast,
-    is_exact,
     is_host,
     is_wide,
     sample_of,
     sampled,
-    squeezed,
     typed,
     unchanged,
 )
@@ -67,7 +64,7 @@ class Emitter:
         self, params: Mapping[str, Any], changes: Mapping[str, Any], control: Mapping[str, Callable[..., Any]]
     ) -> None:
         self.params, self.changes, self.control = params, changes, control
-        self.imports = Imports()
+        self.imports, self.evaluation = Imports(), Evaluation()
         self.constants: dict[str, np.ndarray] = {}
         self.attributes: dict[str, dict[str, Any]] = {}
         self.functions: list[Block] = []
@@ -223,11 +220,7 @@ class Scope:
         if (node.domain, node.op_type) == ("", "Pad") and "mode" in node.attributes:  # of one shape in all modes
             tried = replace(node, attributes={**node.attributes, "mode": "constant"})
         operands = {n: self.abstract.get(n, UNKNOWN) for n in node.reads}
-        results = symbolic_results(tried, operands, context, is_exact)
-        if any(r is UNKNOWN for r in results) and is_elementwise(node):
-            results = broadcast(tried, operands, context) or results
-        if any(r is UNKNOWN for r in results) and (node.domain, node.op_type) == ("", "Squeeze"):
-            results = squeezed(call) or results
+        results = [*self.emitter.evaluation.outputs(tried, operands, context)]
         if all(r is not UNKNOWN for r in results):
             return results, []
         operands = {n: sample_of(self.values.get(n, Value()), self.emitter.sizes) for n in node.reads}

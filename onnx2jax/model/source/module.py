@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from jax import export
 
 from ... import compat
 from ...errors import DeviationWarning, UnsupportedError
@@ -194,22 +193,18 @@ class _ModuleWriter:
 
     def _shapes(self) -> list[tuple[Any, ...] | None]:
         """The shapes of inputs, with one symbol for each dimension variable."""
-        scope, symbols = export.SymbolicScope(), dict[Any, Any]()
+        extents = self.emitter.evaluation.extents
         shapes: list[tuple[Any, ...] | None] = []
         wanted = []
         for i, info in enumerate(self.inputs):
-            shape: list[Any] = list(info.shape or ())
-            for axis, declared in enumerate(shape):
-                if isinstance(declared, int):
-                    continue
-                key = declared or (info.name, axis)
-                if key not in symbols:
-                    name = f"d{len(symbols)}"
-                    (symbols[key],) = export.symbolic_shape(name, scope=scope)
-                    self.places[EXTENT + name], self.emitter.sizes[name] = (i, axis), SAMPLE * (len(symbols) + 1)
-                    wanted.append(dimension(declared, axis, len(shape)))
-                shape[axis] = symbols[key]
-            shapes.append(None if info.shape is None else tuple(shape))
+            declared = info.shape or ()
+            shape = extents.shape(info.name, declared)
+            for axis, (d, variable) in enumerate(zip(shape, declared, strict=True)):
+                if not isinstance(variable, int) and str(d) not in self.emitter.sizes:
+                    self.places[f"{EXTENT}{d}"] = (i, axis)
+                    self.emitter.sizes[str(d)] = SAMPLE * (len(self.emitter.sizes) + 2)
+                    wanted.append(dimension(variable, axis, len(shape)))
+            shapes.append(None if info.shape is None else shape)
         wanted = [f"{w}_size" if w in self.arguments else w for w in wanted]
         self.extents = dict(zip(self.places, distinct(wanted), strict=True))
         return shapes

@@ -10,10 +10,11 @@ import jax
 import numpy as np
 from jax import lax
 
-from ...eval.abstract import UNKNOWN
-from ...eval.interpreter import Context, run_node
-from ...eval.known_values import EXACT, is_extents, symbolic_results
+from ...eval.abstract import UNKNOWN, is_elementwise, is_extents
+from ...eval.interpreter import Context, Scope, run_node
+from ...eval.known_values import EXACT, Symbolic
 from ...ir.graph import Node
+from ...ops.arrays import is_known
 from ..changes.no_ops import returns_input
 from .forms import NodeCall
 from .values import Value, constant, evaluated
@@ -22,21 +23,37 @@ SYMBOLIC: Final = EXACT | {"Expand", "Range", "Tile", "Flatten", "Split", "Where
 """Operators that compute with symbolic dimensions, or raise where the result depends on their values."""
 
 
-def broadcast(node: Node, operands: Mapping[str, Any], context: Context) -> list[Any]:
-    """The results of an elementwise node whose operands broadcast for all extents that a call may have.
+class Evaluation(Symbolic):
+    """An evaluation for all extents that a call may have, if it succeeds."""
 
-    ``min(512, tokens)`` beside ``tokens``: positions of a table that is long enough for the call, if it succeeds.
-    """
-    shapes: list[Any] = [getattr(operands[n], "shape", None) for n in node.inputs]
-    if None in shapes or not shapes:
-        return []
-    fitted = {}
-    for name, shape in zip(node.inputs, shapes, strict=True):
-        fitted[name] = tuple(_longest(d, -i, shapes) for i, d in zip(range(len(shape), 0, -1), shape, strict=True))
-    if list(fitted.values()) == [tuple(s) for s in shapes]:
-        return []
-    arrays = {n: lax.full(s, 0, operands[n].dtype) for n, s in fitted.items()}
-    return symbolic_results(node, arrays, context, is_exact)
+    def is_exact(self, node: Node, operands: Mapping[str, Any]) -> bool:
+        """Whether results hold for all extents."""
+        if node.domain:
+            return False
+        if node.op_type == "Equal":  # exporters compare extents with -1
+            sides = [operands[n] for n in node.inputs]
+            extents = [d for v in sides if is_extents(v) for d in v.reshape(-1).tolist() if not isinstance(d, int)]
+            others = [v for v in sides if not is_extents(v)]
+            negative = all(isinstance(v, np.ndarray) and (v < 0).all() for v in others) and len(others) == 1
+            return negative and not any("-" in str(d) for d in extents)
+        return node.op_type in SYMBOLIC
+
+    def guess(self, node: Node, scope: Scope, context: Context) -> Sequence[Any]:
+        """The results of an elementwise node for operands that broadcast, and of a Squeeze of extents that are 1.
+
+        ``min(512, tokens)`` beside ``tokens``: positions of a table that is long enough for the call.
+        """
+        shapes: dict[str, Any] = {n: getattr(scope[n], "shape", None) for n in node.reads}
+        if is_elementwise(node) and None not in shapes.values():
+            fitted = {n: tuple(_longest(d, i - len(s), shapes) for i, d in enumerate(s)) for n, s in shapes.items()}
+            if fitted != shapes:
+                arrays = {n: lax.full(shape, 0, scope[n].dtype) for n, shape in fitted.items()}
+                return self.outputs(node, arrays, context)
+        if (node.domain, node.op_type) == ("", "Squeeze") and isinstance(x := scope[node.inputs[0]], jax.Array):
+            axes = node.attributes.get("axes", [scope[n] for n in node.inputs[1:] if n])
+            if is_known(axes) and (dropped := {int(a) % x.ndim for a in np.ravel(axes)}):
+                return [lax.full([d for i, d in enumerate(x.shape) if i not in dropped], 0, x.dtype)]
+        return super().guess(node, scope, context)
 
 
 def sample_of(value: Value | None, sizes: Mapping[str, int]) -> Any:
@@ -57,19 +74,6 @@ def sample_of(value: Value | None, sizes: Mapping[str, int]) -> Any:
     return UNKNOWN if dtype.hasobject else lax.full(shape, 0, dtype)
 
 
-def is_exact(node: Node, operands: Mapping[str, Any]) -> bool:
-    """Whether results hold for all extents."""
-    if node.domain:
-        return False
-    if node.op_type == "Equal":  # exporters compare extents with -1
-        sides = [operands[n] for n in node.inputs]
-        symbols = [d for v in sides if is_extents(v) for d in v.reshape(-1).tolist() if not isinstance(d, int)]
-        others = [v for v in sides if not is_extents(v)]
-        negative = all(isinstance(v, np.ndarray) and (v < 0).all() for v in others) and len(others) == 1
-        return negative and not any("-" in str(d) for d in symbols)
-    return node.op_type in SYMBOLIC
-
-
 def unchanged(call: NodeCall) -> Value | None:
     """The operand that a node returns, if it is one."""
     node = call.node
@@ -78,15 +82,6 @@ def unchanged(call: NodeCall) -> Value | None:
     every = [*zip(node.inputs, call.operands, strict=True), *zip(node.outputs, call.results, strict=False)]
     values = {n: v if v is None or v.known is None or v.is_extents else v.known for n, v in every}
     return call.value(0) if returns_input(node, values) else None
-
-
-def squeezed(call: NodeCall) -> list[Any]:
-    """The result of a Squeeze whose axes have an extent of 1 in every call that succeeds."""
-    axes, x = call.integers("axes", 1), call.value(0)
-    if axes is None or x.shape is None or x.dtype is None:
-        return []
-    dropped = {a % len(x.shape) for a in axes}
-    return [lax.full([d for i, d in enumerate(x.shape) if i not in dropped], 0, x.dtype)]
 
 
 def _beside_one(call: NodeCall) -> Value | None:
@@ -99,10 +94,10 @@ def _beside_one(call: NodeCall) -> Value | None:
     return None
 
 
-def _longest(dimension: Any, axis: int, shapes: Sequence[Any]) -> Any:
+def _longest(dimension: Any, axis: int, shapes: Mapping[str, Any]) -> Any:
     """The extent of another operand of which this one is the minimum with a number; the extent itself otherwise."""
     text = str(dimension)
-    for shape in shapes:
+    for shape in shapes.values():
         other = shape[axis] if len(shape) >= -axis else 1
         if not isinstance(other, int) and text.startswith("min(") and text.endswith((f", {other})", f"({other}, ")):
             return other

@@ -439,6 +439,13 @@ def test_strings_and_sequences_pass_through(tmp_path: Path) -> None:
         np.testing.assert_array_equal(ours, want)
 
 
+def test_types_are_known_behind_a_function_of_free_extents(tmp_path: Path) -> None:
+    text = """g (float[n, 4] x) => (float[n, 4] y) { a = l.f (x)  b = Cast <to = 1> (a)
+        shape = Shape (x)  c = Reshape (b, shape)  y = Neg (c) }
+        <domain: "l", opset_import: ["" : 21]> f (v) => (w) { u = Neg (v)  w = Cast <to = 1> (u) }"""
+    assert operators(check(text_model(text), tmp_path, x=normal(2, 4))[0]) == ["f", "Neg"]
+
+
 def test_functions_metadata_and_documentation_are_kept(tmp_path: Path) -> None:
     proto = text_model(
         "g (float[n, 2] x) => (float[n, 2] y) { i = Identity(x) k = Mul(w, w) y = l.twice(i, k) }", w=normal(2)
