@@ -109,7 +109,7 @@ class _Constants:
         scope |= {n: load(self._constants[n]) for n in read}
         with compat.outside(), compat.enable_x64():
             run_nodes(nodes, scope, context, lambda *node: list(map(to_host, run_node(*node))))
-        return {n: owned(scope[n]) for n in names}
+        return {n: owned(v) for n, v in scope.items() if n in names}  # of a set the order differs by process
 
 
 def _values_read(node: Node) -> Iterator[str]:

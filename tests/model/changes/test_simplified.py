@@ -439,6 +439,16 @@ def test_strings_and_sequences_pass_through(tmp_path: Path) -> None:
         np.testing.assert_array_equal(ours, want)
 
 
+def test_folded_constants_are_in_the_order_of_the_graph() -> None:
+    """Not in that of a set, which differs from process to process, as would the file's bytes."""
+    names = [f"c{i}" for i in range(12)]
+    nodes = " ".join(f"{n} = Neg (w{i})  y{i} = Add (x, {n})" for i, n in enumerate(names))
+    outputs = ", ".join(f"float[n, 2] y{i}" for i in range(12))
+    weights = {f"w{i}": np.full(2, i, np.float32) for i in range(12)}
+    small = onnx2jax.convert(text_model(f"g (float[n, 2] x) => ({outputs}) {{ {nodes} }}", **weights)).simplified()
+    assert [*small.graph.initializers] == names
+
+
 def test_types_are_known_behind_a_function_of_free_extents(tmp_path: Path) -> None:
     text = """g (float[n, 4] x) => (float[n, 4] y) { a = l.f (x)  b = Cast <to = 1> (a)
         shape = Shape (x)  c = Reshape (b, shape)  y = Neg (c) }
