@@ -280,7 +280,7 @@ def _branches(_run: Abstract, node: Node, scope: Scope, bodies: list[list[Any]])
 def _looped(run: Abstract, node: Node, _scope: Scope, bodies: list[list[Any]]) -> list[Any]:
     states, outputs = len(node.inputs) - 2, bodies[0][1:]
     trips = run.extents[f"trips of {node.outputs}"]
-    return [*outputs[:states], *(_stacked(o, trips) for o in outputs[states:])]
+    return [*map(_unrun, outputs[:states]), *(_stacked(o, trips) for o in outputs[states:])]
 
 
 def _scanned(node: Node, scope: Scope) -> list[Any]:
@@ -303,7 +303,13 @@ def _scans(_run: Abstract, node: Node, scope: Scope, bodies: list[list[Any]]) ->
     if node.opset < 9 or not is_typed(x) or any(node.attributes.get(f"scan_{end}put_axes") for end in ("in", "out")):
         return []
     states = len(node.inputs) - count
-    return [*bodies[0][:states], *(_stacked(o, x.shape[0]) if x.ndim else UNKNOWN for o in bodies[0][states:])]
+    rows = (_stacked(o, x.shape[0]) if x.ndim else UNKNOWN for o in bodies[0][states:])
+    return [*map(_unrun, bodies[0][:states]), *rows]
+
+
+def _unrun(state: Any) -> Any:
+    """A state after a loop: not the constant that its body computes, since there may be no trips."""
+    return opaque(state) if isinstance(state, np.ndarray) else state
 
 
 def _stacked(value: Any, rows: int) -> Any:

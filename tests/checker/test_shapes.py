@@ -18,6 +18,9 @@ TAKEN = """g (float[2] x) => (float[3] y) { c = Size (x)  two = Constant <value 
         n = Concat <axis = 0> (x, x) }> }"""
 LOOP = """g (float[2] x, int64 m) => (float[k] y) { y = Loop (m, "", x) <body = b (int64 i, bool go, float[3] s)
     => (bool go, float[3] t) { t = Neg (s) }> }"""
+NO_TRIPS = """g (int64 m, float[2, 3] x) => (float[2, 3] y) <int64[2] start = {2, 3}> {
+    s = Loop (m, "", start) <body = b (int64 i, bool go, int64[2] s) => (bool go, int64[2] t) {
+        t = Constant <value_ints = [3, 2]> () }>  y = Reshape (x, s) }"""
 POOL = "AveragePool <kernel_shape = [2], strides = [2]>"
 HALVED = f"""g (float[1, 1, N] x) => (float[1, 1, M] y) {{
     a = {POOL} (x)  b = {POOL} (a)  c = {POOL} (b)  d = {POOL} (c)  y = {POOL} (d) }}"""
@@ -51,6 +54,7 @@ def findings(text: str) -> list[tuple[str, str]]:
         (BRANCHES, None),  # the branch that refuses its operand may never be taken
         (TAKEN, ("GR-18", "warning")),  # by the shape of x, whatever the other branch gives
         (LOOP, ("GR-20", "warning")),
+        (NO_TRIPS, None),  # y has the shape of x for m = 0
         (CALL, ("ND-15", "error")),
     ],
 )
