@@ -20,7 +20,7 @@ from ..ir.graph import Graph, Node
 from ..ops.arrays import is_known
 from ..ops.conv import native_conv
 from ..proto.mapped import load
-from ..proto.types import TensorType, ValueInfo
+from ..proto.types import TensorType
 from .abstract import (
     Abstract,
     Extents,
@@ -73,14 +73,13 @@ class Symbolic(Abstract):
 
 
 def known_values(
-    graph: Graph, inputs: Iterable[ValueInfo], constants: Mapping[str, Any], weights: Iterable[str], outer: Values
+    graph: Graph, constants: Mapping[str, Any], weights: Iterable[str], outer: Values
 ) -> tuple[Values, dict[str, tuple[Any, ...]]]:
     """The values of a graph as far as they are known, and vectors of extents of which some are symbols.
 
     Args:
-        graph: the graph.
-        inputs: as declared.
-        constants: its other initializers, and those that it captures.
+        graph: the graph. Inputs of one inside a node are unknown: those of a Loop or Scan may not be as declared.
+        constants: its initializers but for defaults of inputs, and those that it captures.
         weights: those of which only types are told from some size on.
         outer: values of the graphs around it.
     """
@@ -90,7 +89,8 @@ def known_values(
     def run() -> None:
         scope = {n: v if isinstance(v, np.ndarray) else opaque(v) for n, v in outer.items()}
         scope |= {n: opaque(v) if n in large else load(v) for n, v in constants.items()}
-        scope = Symbolic().graph(replace(graph, inputs=tuple(inputs), initializers={}), outer=scope)
+        inputs = () if graph.path else graph.inputs
+        scope = Symbolic().graph(replace(graph, inputs=inputs, initializers={}), outer=scope)
         values.update(types_and_constants(scope))
         extents.update((n, tuple(v.tolist())) for n, v in scope.items() if is_extents(v) and v.ndim == 1)
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..errors import UnsupportedError
-from ..eval.abstract import Abstract, is_typed, without_data
+from ..eval.abstract import Abstract, types_and_constants, without_data
 from ..ir import analysis
 from ..ir.analysis import static_names
 from ..ir.graph import Graph, Node
@@ -251,22 +251,17 @@ def probe(
     values = dict[str, Any]()
     more = {v.name: _type(v) for v in others if v.name not in past}
     graph, params = model.graph, analysis.parameters(model.graph)
-    weights = {n: _abstract(v) for n, v in graph.initializers.items() if graph.key(n) in params}
+    arrays = {n: v for n, v in graph.initializers.items() if graph.key(n) in params}
+    weights = {n: jax.ShapeDtypeStruct(v.shape, v.dtype) for n, v in arrays.items()}
     graph = replace(graph, initializers={n: v for n, v in graph.initializers.items() if n not in weights})
 
     def run(weights: Any, tokens: Any, mask: Any, inputs: Any) -> None:
         feeds = feeds_of(model, tokens, tokens, mask, tokens[0])
-        for name, value in _Step().graph(graph, "", {**model.static, **feeds, **inputs}, weights).items():
-            if is_typed(value):
-                values[name] = value if type(value) is np.ndarray else _abstract(value)
+        values.update(types_and_constants(_Step().graph(graph, "", {**model.static, **feeds, **inputs}, weights)))
 
     tokens, mask = jax.ShapeDtypeStruct((1, 1), np.int32), jax.ShapeDtypeStruct((1, length + 1), bool)
     without_data(run, weights, tokens, mask, {**past, **more})
     return values
-
-
-def _abstract(value: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(value.shape, value.dtype)
 
 
 def _type(value: ValueInfo) -> jax.ShapeDtypeStruct:

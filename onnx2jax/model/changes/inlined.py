@@ -41,7 +41,7 @@ def _chosen(spec: Spec, graph: Graph) -> list[tuple[Node, str]]:
         return []
     free = {v.name for v in graph.inputs}
     constants = {n: to_host(spec.changes.get(n, v)) for n, v in graph.initializers.items() if n not in free}
-    values, _ = known_values(graph, graph.inputs, constants, constants.keys() & spec.types.keys(), {})
+    values, _ = known_values(graph, constants, constants.keys() & spec.types.keys(), {})
     conditions = {n: values.get(n.inputs[0]) for n in graph.nodes if _is_if(n)}
     known = {n: v.item() for n, v in conditions.items() if isinstance(v, np.ndarray) and v.size == 1}
     return [(n, "then_branch" if v else "else_branch") for n, v in known.items()]

@@ -96,8 +96,7 @@ class _Simplification:
         constants = {n: v for n, v in self.constants.items() if n in captured} | arrays
         weights = (self.weights & captured) | {n for n in arrays if graph.key(n) in types}
         outer = {n: v for n, v in self.values.items() if n in captured}
-        # Inside Loop and Scan the types of inputs follow from the operands, not from declarations.
-        values, extents = known_values(graph, () if graph.path else graph.inputs, constants, weights, outer)
+        values, extents = known_values(graph, constants, weights, outer)
         new = with_constant_targets(graph, values, extents, self.taken)
         new = without_no_ops(folded(new, constants, weights, values), values)
         arrays = {n: arrays.get(n, v) for n, v in new.initializers.items() if n not in free}
