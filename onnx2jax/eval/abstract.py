@@ -28,7 +28,8 @@ from .interpreter import Context, FunctionCall, Scope, call_of, run_node, run_no
 UNKNOWN: Final = object()
 """In a scope, a value of which nothing is known."""
 LARGEST_KNOWN: Final = 64
-"""Elements up to which a constant is known, rather than its type alone."""
+"""Elements up to which a constant or parameter is known, rather than its type alone: more than shapes and scales have,
+and fewer than a vector over a free extent of ``inferred_types``, whose values depend on the prime in its place."""
 DEEPEST: Final = 20
 """Nested calls and graphs that are evaluated."""
 MOST_NODES: Final = 20_000

@@ -22,6 +22,7 @@ from ..ops.conv import native_conv
 from ..proto.mapped import load
 from ..proto.types import TensorType
 from .abstract import (
+    LARGEST_KNOWN,
     Abstract,
     Extents,
     abstract_values,
@@ -37,8 +38,6 @@ from .interpreter import Context, Scope
 Values = Mapping[str, Any]
 """Values by name: constants as NumPy arrays, others as ``jax.ShapeDtypeStruct``."""
 
-LARGEST_PARAMETER: Final = 16
-"""Elements of a parameter whose values operators may ask for, such as the scales of Resize."""
 _EXACT: Final = "Add Cast Concat ConstantOfShape Gather Identity Mul Reshape Shape Size Slice Squeeze Sub Unsqueeze"
 EXACT: Final = frozenset(_EXACT.split())
 """Operators of ai.onnx that move extents, or compute with them as polynomials."""
@@ -48,7 +47,7 @@ class Symbolic(Abstract):
     """An evaluation for all extents, which are symbols: what one decides by its value is unknown."""
 
     trusts_types = False
-    largest_known = 2**16  # masks over all positions take too much memory
+    largest_known = 2**16  # positions and tables; masks over all positions take too much memory
 
     def __init__(self) -> None:
         super().__init__(Extents(symbols()))
@@ -80,10 +79,10 @@ def known_values(
     Args:
         graph: the graph. Inputs of one inside a node are unknown: those of a Loop or Scan may not be as declared.
         constants: its initializers but for defaults of inputs, and those that it captures.
-        weights: those of which only types are told from some size on.
+        weights: those that are parameters, of which only small ones are known: operators may ask for scales of Resize.
         outer: values of the graphs around it.
     """
-    large = {n for n in weights if constants[n].size > LARGEST_PARAMETER}
+    large = {n for n in weights if constants[n].size > LARGEST_KNOWN}
     values, extents = dict[str, Any](), dict[str, tuple[Any, ...]]()
 
     def run() -> None:
