@@ -7,17 +7,16 @@ from which an output of the same type is computed, by appending to it or by writ
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Final, cast
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import compat
-from ..errors import OnnxError, UnsupportedError
-from ..ir import analysis
+from ..errors import UnsupportedError
+from ..eval.known_values import symbolic_types
 from ..ir.graph import Graph
 from ..proto.types import TensorType, ValueInfo
 from .calls.cache_pairs import Pair, pairs_of
@@ -77,7 +76,8 @@ def caches(model: Model, *, sized: bool = True) -> Caches:
     taken = {v.name for v in roles.values()}
     pairs = tuple(pairs_of(model.graph, [v for v in model.inputs if v.name not in taken]))
     sizes: dict[str, int] = {}
-    pairs = tuple(_with_sizes(model, pair, sizes) for pair in pairs) if sized else pairs
+    types = cache(lambda: symbolic_types(model.spec.with_static))
+    pairs = tuple(_with_sizes(pair, sizes, types) for pair in pairs) if sized else pairs
     taken |= {p.past.name for p in pairs}
     others = tuple(v for v in model.inputs if v.name not in taken)
     return Caches(roles, pairs, others, _logits(model.graph, pairs))
@@ -121,37 +121,25 @@ def step_extents(model: Model, dims: Mapping[str, int]) -> dict[str, int]:
     return {n: size for n, size in sizes.items() if n not in dims}
 
 
-def _with_sizes(model: Model, pair: Pair, sizes: dict[str, int]) -> Pair:
+def _with_sizes(pair: Pair, sizes: dict[str, int], types: Callable[[], Mapping[str, TensorType]]) -> Pair:
     """The pair with extents for axes other than batch and tokens: from ``sizes``, or inferred and added to it."""
     free = {i: d for i, d in enumerate(pair.dims) if i not in (pair.axis, pair.batch) and not isinstance(d, int)}
     known = {i: sizes[d] for i, d in free.items() if d in sizes}
     if known.keys() != free.keys():
-        shape = _update_shape(model, pair)
-        known |= {i: shape[i] for i in free if i < len(shape)}
+        known |= {i: d for i, d in enumerate(_update_shape(pair, types())) if i in free and isinstance(d, int)}
         sizes |= {d: known[i] for i, d in free.items() if d is not None and i in known}
     return replace(pair, past=pair.past.reshaped([known.get(i, d) for i, d in enumerate(pair.dims)]))
 
 
-def _update_shape(model: Model, pair: Pair) -> Sequence[int]:
-    """The shape of a cache's update for one token; () if it cannot be inferred."""
+def _update_shape(pair: Pair, types: Mapping[str, TensorType]) -> Sequence[int | str | None]:
+    """The shape of a cache's update; () if it cannot be inferred."""
     node = pair.producer
     if node is None:
         return ()
     place = 1 if len(node.inputs) > 1 and node.inputs[1] else 0  # a packed query contains keys and values
-    before = model.cut(outputs=[node.inputs[place]])
-    feeds = {
-        v.name: jax.ShapeDtypeStruct([d if isinstance(d, int) else 1 for d in v.shape or ()], v.type.dtype)
-        for v in before.inputs
-        if isinstance(v.type, TensorType)
-    }
-    stored = analysis.parameters(before.graph)  # reads no external data
-    params = {n: jax.ShapeDtypeStruct(v.shape, v.dtype) for n, v in stored.items()}
-    try:
-        with compat.enable_x64():
-            shape: Sequence[int] = jax.eval_shape(lambda p, f: before.apply(p, **f), params, feeds).shape
-    except (OnnxError, TypeError):
-        return ()
-    if len(shape) == 3 and (heads := node.attributes.get("num_heads")):
+    kind = types.get(node.inputs[place])
+    shape = kind.shape if kind is not None and kind.shape is not None else ()
+    if len(shape) == 3 and isinstance(shape[2], int) and (heads := node.attributes.get("num_heads")):
         keys = node.attributes.get("kv_num_heads", heads)
         return (shape[0], keys, shape[1], shape[2] // (keys if place else heads + 2 * keys))
     return shape

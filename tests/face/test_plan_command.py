@@ -14,8 +14,9 @@ import pytest
 from onnx2jax import cli, convert, demo_decoder
 from onnx2jax.cli.inputs import sized
 from onnx2jax.errors import ExternalDataError, InputNameError, OperatorError
+from onnx2jax.model.caches import step_extents
 from onnx2jax.model.devices.cost import cost
-from tests.support.models import mlp
+from tests.support.models import mlp, text_model
 
 
 @pytest.fixture
@@ -117,6 +118,11 @@ def test_it_says_when_nothing_is_sharded(
         assert cli.main([*command, *flags, *fix]) == 0
         assert "nothing is sharded" not in capsys.readouterr().err
     assert not cost(described, {"data": 2}, dims={"batch": 3}, compiled=False).sharded
+
+
+def test_an_extent_that_no_operator_decides_is_not_inferred() -> None:
+    model = convert(text_model("g (float[n, c, d] x) => (float[e, f, h] y) { y = Concat <axis = 2> (x, x) }"))
+    assert step_extents(model, {}) == {}
 
 
 def test_extents_of_a_decoder_are_those_of_a_step(tmp_path: Path) -> None:

@@ -281,7 +281,7 @@ def _inputs(model: Any, dims: Mapping[str, int], devices: int) -> tuple[dict[str
     axes = batch_axes(model.inputs)[0]
     batch = {v.shape[axes[v.name]] for v in inputs if v.name in axes and v.shape}
     dims |= {n: devices for n in variables(inputs) if n in batch and n not in dims}
-    dims |= step_extents(with_graph(model, model.graph, placement=None), dims)
+    dims |= step_extents(model, dims)
     extents = {n: dims.get(n, 1) for n in variables(inputs)}
     for info in inputs:
         if not isinstance(info.type, TensorType) or info.type.shape is None or info.type.dtype.hasobject:
