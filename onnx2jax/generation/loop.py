@@ -211,7 +211,7 @@ class Programs:
                 return None
             bound = sections.bind(weights, (), (), as_numpy=False)
         self.compilations += 1
-        return lambda *args: jax.tree.unflatten(bound.structure, bound.call(jax.tree.leaves(args)))
+        return lambda *args: jax.tree.unflatten(sections.structure, bound.call(jax.tree.leaves(args)))
 
     def _compiled(self, name: Name, program: Callable[[], Hoisted], args: Any, donate: bool) -> Callable[..., Any]:
         """A program bound to its weights: compiled, or loaded from ``cache_dir`` if another process has stored it."""

@@ -247,10 +247,10 @@ class Subprogram:
 
     def _outcome(self, bound: BoundCall, leaves: list[Any], by_signature: bool) -> Outcome:
         """What a bound call returns; ``by_signature``: the caller's signature holds all values it is specialised on."""
-        results = bound.call(leaves)
-        if bound.structure is None:
+        results, structure = bound.call(leaves), bound.structure
+        if structure.num_nodes == 1 + structure.num_leaves:  # a list of arrays
             return Outcome(tuple(results), frozenset(), bound if by_signature else None)
-        return self._unpacked(jax.tree.unflatten(bound.structure, results))
+        return self._unpacked(jax.tree.unflatten(structure, results))
 
     def _unpacked(self, results: list[Any]) -> Outcome:
         names = (v.name for v in self.graph.outputs)

@@ -235,7 +235,7 @@ class BoundCall(NamedTuple):
     path: str
     """How it runs: "numpy", "inline", "compiled" or "host" (see ``Model.explain_call``)."""
     structure: Any = None
-    """The pytree structure of the outputs, where it is more than a list of arrays."""
+    """The pytree structure of the outputs; None where host nodes compute some."""
 
 
 def is_wide(value: Any) -> bool:

@@ -73,8 +73,6 @@ class Executable:
         assert kept.split is not None
         self._results, self._hoisting = kept.results, kept.split
         self.structure = jax.tree.structure(self._results)
-        is_flat = isinstance(self._results, list) and jax.tree_util.all_leaves(self._results)
-        self._structure = None if is_flat else self.structure
 
         def main(hoisted: Sequence[Any], leaves: Sequence[Any], donated: Sequence[Any] = ()) -> list[Any]:
             # Traced again after jax.clear_caches or in another configuration: then from the start.
@@ -134,11 +132,11 @@ class Executable:
         except Unfoldable:  # scales beyond the range of float32
             return self.unfolded().bind(params, leaves, names, as_numpy)
         if not as_numpy or self.options.platform != "cpu":
-            return BoundCall(partial(self._compiled(hoisted, leaves), hoisted), names, "compiled", self._structure)
+            return BoundCall(partial(self._compiled(hoisted, leaves), hoisted), names, "compiled", self.structure)
         run, path = self._to_host(hoisted, list(map(np.asarray, leaves)))
         if all(isinstance(v, np.ndarray) for v in leaves):
-            return BoundCall(run, names, path, self._structure)
-        return BoundCall(lambda leaves: run(list(map(np.asarray, leaves))), names, path, self._structure)
+            return BoundCall(run, names, path, self.structure)
+        return BoundCall(lambda leaves: run(list(map(np.asarray, leaves))), names, path, self.structure)
 
     def _to_host(self, hoisted: list[Any], leaves: list[np.ndarray]) -> tuple[Callable[[Any], list[Any]], str]:
         """The program as a function from and to NumPy arrays, and its path: "numpy", "inline" or "compiled"."""

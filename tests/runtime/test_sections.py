@@ -13,6 +13,7 @@ import pytest
 import onnx2jax
 from onnx2jax.errors import InputValueError
 from onnx2jax.runtime import sections
+from onnx2jax.runtime.compile import Subprogram
 from onnx2jax.runtime.executable import Executable
 from onnx2jax.runtime.sections import Sections
 from tests.eval.test_layers import MASK, SMALL, X, assert_close, normal, stack, transformer
@@ -171,9 +172,21 @@ def test_64_bit_inputs_in_32_bit_mode() -> None:
         weight.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(weight).astype(float), weight.name))
     plain, model = onnx2jax.convert(proto), called(proto)
     x, scale = X.astype(float), np.float64(0.5)
-    for result in (model.run(None, {"x0": x, "scale": scale})[0], model(x, scale)):
+    for result in (f() for f in 3 * [lambda: model.run(None, {"x0": x, "scale": scale})[0], lambda: model(x, scale)]):
         assert result.dtype == np.float64
         assert_close(result, plain.run(None, {"x0": x, "scale": scale})[0], 1e-12)
+
+
+def test_later_calls_take_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, feeds = called(stack(3)), {"x0": X, "scale": np.full((), 0.5, np.float32)}
+    calls = [lambda: model.run(None, feeds)[0], lambda: model(**feeds)]
+    model._runtime.wait(feeds)  # otherwise NumPy evaluates the first
+    first = [call() for call in calls]
+    monkeypatch.setattr(Subprogram, "__call__", None)
+    for call, expected in zip(calls, first, strict=True):
+        again = call()
+        np.testing.assert_array_equal(again, expected)
+        assert type(again) is type(expected)
 
 
 def test_another_value_of_scan_layers_is_an_error() -> None:
