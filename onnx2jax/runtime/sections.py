@@ -179,26 +179,26 @@ def _with_read_operands(program: Program) -> tuple[Program, dict[Equation, Progr
 
     Literals that are operands of layers, or outputs, become constants.
     """
-    constants, layers = dict(program.constants), dict[Equation, Program]()
+    constants, equations, layers = dict(program.constants), list[Equation](), dict[Equation, Program]()
     read = dict[int, tuple[Program, list[int]]]()
 
-    def named(operands: Iterable[Any]) -> list[Any]:
-        found = []
-        for operand in operands:
-            found.append(new_variable(operand) if is_literal(operand) else operand)
-            if is_literal(operand):
-                constants[found[-1]] = literal_value(operand)
-        return found
+    def named(operand: Any) -> Any:
+        if not is_literal(operand):
+            return operand
+        variable = new_variable(operand)
+        constants[variable] = literal_value(operand)
+        return variable
 
-    equations = []
     for equation in program.equations:
         if _is_layer(equation):
             body = equation.params["jaxpr"]
-            layer, places = read.setdefault(id(body), Program.of(body).without_unread())
-            equation = equation.replace(named(equation.inputs[i] for i in places))
+            if id(body) not in read:
+                read[id(body)] = Program.of(body).without_unread()
+            layer, places = read[id(body)]
+            equation = equation.replace([named(equation.inputs[i]) for i in places])
             layers[equation] = layer
         equations.append(equation)
-    outputs = named(program.outputs)
+    outputs = list(map(named, program.outputs))
     equations = needed(equations, outputs)
     layers = {e: layers[e] for e in equations if e in layers}
     return program.replace(equations=equations, outputs=outputs, constants=constants), layers
@@ -215,7 +215,7 @@ def _has_large_between(program: Program) -> bool:
                 return True
         elif known.issuperset(read):
             known.update(equation.outputs)
-            if not (parameters | derived).isdisjoint(read):
+            if not (parameters.isdisjoint(read) and derived.isdisjoint(read)):
                 derived.update(equation.outputs)
     return False
 
