@@ -15,15 +15,15 @@ import numpy as np
 from .. import compat
 from ..errors import InputShapeError, InputTypeError, ModelError, OperatorError, did_you_mean
 from ..generation.files import tokenizer_beside
-from ..model.caches import step_extents
-from ..model.calls.dims import named_dims, variables, with_dims
-from ..model.reports.samples import data_sets, random_values, read_value, read_values
+from ..model.calls.dims import named_dims, variables
+from ..model.reports.sample_inputs import sample_extents, sample_inputs
+from ..model.reports.samples import data_sets, read_value, read_values
 from ..model.reports.summary import larger_sizes
 from ..progress import stage
 from ..proto.files import path_of
 from ..proto.types import TensorType, ValueInfo
 from .parser import Arguments, CommandError, Parser, pair, whole
-from .terminal import note
+from .terminal import flags, note
 
 IMAGES: Final = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 CHANNELS: Final = {1: "L", 3: "RGB", 4: "RGBA"}
@@ -54,7 +54,13 @@ def add_inputs(parser: Parser) -> None:
         first=True,
     )
     add_images(parser)
-    parser.add_argument("--seed", type=whole, default=0, help="of random numbers (default: %(default)s)")
+    parser.add_argument(
+        "--seed",
+        type=whole,
+        default=0,
+        help="of random numbers for inputs without a value: normal floats, integers 0 or 1; attention masks are ones, "
+        "a decoder's positions and lengths agree with its caches (default: %(default)s)",
+    )
 
 
 def input_values(model: Any, arguments: Arguments) -> dict[str, Any]:
@@ -78,28 +84,27 @@ def takes_images(arguments: Arguments) -> bool:
 
 
 def filled(model: Any, feeds: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """The feeds, with random numbers for missing inputs; dimension variables keep the extents of given inputs."""
-    declared = named_dims(model.inputs)
-    extents = {
-        d: n
-        for v in declared
-        if v.name in feeds
-        for d, n in zip(v.shape or (), np.shape(feeds[v.name]), strict=False)
-        if isinstance(d, str)
-    }
-    absent = [v for v in with_dims(declared, extents) if v.name not in feeds]
-    say_sizes(absent)
+    """The feeds, with samples for missing inputs; dimension variables keep the extents of given inputs."""
+    extents = say_extents(model, feeds)
     try:
-        return {**feeds, **random_values(absent, np.random.default_rng(seed))}
+        return sample_inputs(model, feeds, seed, extents)
     except InputTypeError as e:
-        options = " ".join(f"--input {v.name}=FILE.npy" for v in absent[:3])
+        absent = [v.name for v in model.inputs if v.name not in feeds]
+        options = flags("--input", dict.fromkeys(absent[:3], "FILE.npy"))
         raise CommandError(f"{e}; pass arrays with {options}") from None
 
 
-def say_sizes(inputs: Iterable[ValueInfo]) -> None:
-    """Name the dimensions of inputs that are taken as 1, and the flags that choose others."""
-    if names := variables(inputs):
-        note(f"taken as 1: {', '.join(names)}; other sizes: {' '.join(f'--dim {n}=SIZE' for n in names)}")
+def say_extents(model: Any, feeds: Mapping[str, Any]) -> dict[str, int]:
+    """The extents of dimension variables of inputs that are not given; names them, and the flags that choose others."""
+    extents = sample_extents(model, feeds)
+    given = {d for v in named_dims(model.inputs) if v.name in feeds for d in v.shape or ()}
+    free = [d for d in variables(v for v in named_dims(model.inputs) if v.name not in feeds) if d not in given]
+    if free:
+        ones = ", ".join(d for d in free if d not in extents)
+        inferred = ", ".join(f"{d}={extents[d]}" for d in free if d in extents)
+        what = [*[f"taken as 1: {ones}"] * bool(ones), *[f"inferred: {inferred}"] * bool(inferred)]
+        note(f"{'; '.join(what)}; other sizes: {flags('--dim', dict.fromkeys(free, 'SIZE'))}")
+    return extents
 
 
 @contextmanager
@@ -110,10 +115,9 @@ def sized(model: Any, values: Mapping[str, Any]) -> Iterator[None]:
     except (OperatorError, InputShapeError) as e:
         if "bytes of memory" not in str(e):  # of which larger extents need more
             with stage("trying larger extents"):
-                sizes = larger_sizes(model, values, {}, step_extents(model, {}))
+                sizes = larger_sizes(model, values, sample_extents(model, values), {})
             if sizes:
-                flags = " ".join(f"--dim {name}={size}" for name, size in sizes.items())
-                e.add_note(f"extents of 1 may be too small: {flags}")
+                e.add_note(f"extents of 1 may be too small: {flags('--dim', sizes)}")
         raise
 
 

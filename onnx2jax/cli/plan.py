@@ -17,7 +17,7 @@ from ..model.devices.cost import Cost, cost
 from ..progress import stage
 from ..sharding.plans import KINDS
 from .parser import Arguments, CommandError, Parser, pair, reading
-from .terminal import Table, note, print_result
+from .terminal import Table, flags, note, print_result
 
 FLAG = "--xla_force_host_platform_device_count="
 
@@ -51,9 +51,9 @@ def do_plan(arguments: Arguments) -> int:
         raise CommandError("plan needs devices: --for v5e:2x2, or --mesh data=8,model=8 for devices of a CPU")
     axes = _axes(arguments.mesh) if arguments.mesh else {}
     flag = f"{FLAG}{1 if arguments.chips else math.prod(axes.values())}"
-    flags = os.environ.get("XLA_FLAGS", "")
-    if flag not in flags.split():  # JAX reads the number of devices once per process
-        others = [f for f in flags.split() if not f.startswith(FLAG)]
+    before = os.environ.get("XLA_FLAGS", "")
+    if flag not in before.split():  # JAX reads the number of devices once per process
+        others = [f for f in before.split() if not f.startswith(FLAG)]
         env = {**os.environ, "XLA_FLAGS": " ".join([*others, flag]), "JAX_PLATFORMS": "cpu"}
         command = [sys.executable, "-m", "onnx2jax", *arguments.argv]
         with stage(f"compiling for {arguments.chips or f'{math.prod(axes.values())} devices'}"):
@@ -98,15 +98,15 @@ def _sharding(model: Path, estimate: Cost, sizes: Mapping[str, int], options: Ma
     """Flags in place of those of a plan that shards nothing, with which it shards; empty if none do."""
     mesh, plan, devices = estimate.mesh, estimate.plan, math.prod(estimate.mesh.values())
     tries: list[tuple[Mapping[str, int], str, Mapping[str, int], str]]
-    tries = [(mesh, plan, {**sizes, n: devices}, f"--dim {n}={devices}") for n in estimate.dims]
+    tries = [(mesh, plan, {**sizes, n: devices}, flags("--dim", {n: devices})) for n in estimate.dims]
     for axis, size in mesh.items():
         smaller = [{**mesh, axis: n} for n in (2**i for i in range(size.bit_length() - 1, 0, -1)) if n < size]
         tries += [(m, plan, sizes, f"--mesh {','.join(f'{a}={n}' for a, n in m.items())}") for m in smaller]
     tries += [(mesh, kind, sizes, f"--plan {kind}") for kind in KINDS if kind != plan]
-    for axes, plan, extents, flags in tries:
+    for axes, plan, extents, words in tries:
         with suppress(ShardingError):  # such as that of a plan whose axis the mesh lacks
             if cost(model, axes, plan, extents, False, **options).sharded:
-                return flags
+                return words
     return ""
 
 

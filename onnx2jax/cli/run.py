@@ -18,7 +18,7 @@ from ..progress import stage
 from ..proto import atomic
 from .inputs import add_inputs, filled, input_values, sized, takes_images
 from .parser import Arguments, CommandError, Parser, as_npz, as_path, converted
-from .terminal import Table, note, print_result, with_flags
+from .terminal import Table, flags, note, print_result, with_flags
 
 
 def add_run(parser: Parser) -> None:
@@ -28,9 +28,7 @@ def add_run(parser: Parser) -> None:
         json="print inputs and outputs as JSON, with values of outputs up to 1000 numbers",
     )
     add_inputs(parser)
-    parser.add_switch(
-        "--random", "fill other inputs with random numbers: normal floats; integers 0 or 1, valid as masks and indices"
-    )
+    parser.add_switch("--random", "fill other inputs with random numbers, as --seed says")
     parser.add_argument(
         "--labels",
         type=as_path,
@@ -53,7 +51,8 @@ def do_run(arguments: Arguments) -> None:
     values = input_values(model, arguments)
     absent = [v for v in model.inputs if v.name not in values]
     if absent and not arguments.random:
-        raise CommandError(f"input {absent[0]} is missing: --input {absent[0].name}=FILE.npy, or --random")
+        fix = flags("--input", {absent[0].name: "FILE.npy"})
+        raise CommandError(f"input {absent[0]} is missing: {fix}, or --random")
     feeds = filled(model, values, arguments.seed)
     with stage("running"), sized(model, values):
         results = model.run(None, feeds)

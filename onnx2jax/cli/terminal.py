@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import json
 import re
+import shlex
 import sys
 import time
 import warnings
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from textwrap import indent
 from typing import Any, Final, NamedTuple
@@ -86,6 +87,15 @@ _FLAGS: Final = {
 """Advice in Python, as a pattern -> the same as flags."""
 
 
+def flags(option: str, values: Mapping[str, object]) -> str:
+    """Words of the command line that give an option a value for each name, quoted for a shell.
+
+    >>> flags("--dim", {"n": 2, "past + n": 3})
+    "--dim n=2 --dim 'past + n=3'"
+    """
+    return " ".join(f"{option} {shlex.quote(f'{name}={value}')}" for name, value in values.items())
+
+
 def with_flags(message: str, options: Container[str] | None = None) -> str:
     """A message whose advice in Python is given as flags, where a command has them among its options.
 
@@ -102,14 +112,14 @@ def with_flags(message: str, options: Container[str] | None = None) -> str:
     """
 
     def sizes(advice: re.Match[str]) -> str:
-        return " ".join(f"--dim {name}={size}" for name, size in ast.literal_eval(advice[1]).items())
+        return flags("--dim", ast.literal_eval(advice[1]))
 
     message = re.sub(r"(?:model\.summary|export)\((?:\.\.\., format='stablehlo', )?dims=(\{.*?\})\)", sizes, message)
-    for python, flags in _FLAGS.items():
-        if options is None or not flags.startswith("--") or flags.split()[0] in options:
-            message = re.sub(python, flags, message)
-        elif flags.startswith(("--rebatch", "--batch-axis")):
-            message = re.sub(python, f"onnx2jax run ... {flags}", message)
+    for python, words in _FLAGS.items():
+        if options is None or not words.startswith("--") or words.split()[0] in options:
+            message = re.sub(python, words, message)
+        elif words.startswith(("--rebatch", "--batch-axis")):
+            message = re.sub(python, f"onnx2jax run ... {words}", message)
     return message
 
 

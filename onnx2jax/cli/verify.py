@@ -6,12 +6,11 @@ from pathlib import Path
 
 from ..checker.check import check
 from ..errors import UnsupportedError
-from ..model.calls.dims import named_dims
 from ..model.reports.samples import data_sets
 from ..progress import stage
-from .inputs import add_inputs, filled, input_values, say_sizes, sized
+from .inputs import add_inputs, filled, input_values, say_extents, sized
 from .parser import Arguments, Parser, as_npz, converted, reading
-from .terminal import note, print_result, with_flags
+from .terminal import flags, note, print_result, with_flags
 
 
 def add_verify(parser: Parser) -> None:
@@ -53,11 +52,11 @@ def do_verify(arguments: Arguments) -> int:
     except UnsupportedError as e:  # another implementation may reject random inputs
         names = [v.name for v in model.inputs if v.name not in feeds]
         if names and not data_sets(arguments.model.parent):
-            flags = " ".join(f"--input {name}=FILE.npy" for name in names)
-            e.add_note(f"inputs are random numbers, which may be invalid in this model; others: {flags}")
+            others = flags("--input", dict.fromkeys(names, "FILE.npy"))
+            e.add_note(f"inputs are random numbers, which may be invalid in this model; others: {others}")
         raise
     if not feeds and "inputs" in verification.outputs:  # random ones; test data have other names
-        say_sizes(named_dims(model.inputs))
+        say_extents(model, {})
     print_result(arguments, verification)
     if verification.first is not None:
         path = arguments.operands or Path(f"{arguments.model.stem}-difference.npz")

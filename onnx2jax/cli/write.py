@@ -23,7 +23,7 @@ from ..model.files.save import save
 from ..model.model import Model
 from ..progress import stage
 from .parser import Arguments, CommandError, Parser, as_path, converted, reading
-from .terminal import Table, declaration, note, print_result
+from .terminal import Table, declaration, flags, note, print_result
 
 
 def add_simplify(parser: Parser) -> None:
@@ -178,7 +178,7 @@ def do_export(arguments: Arguments) -> None:
     if constraints := about["constraints"][len(arguments.constraint) :]:
         note(f"the model requires {', '.join(constraints)}")
     for name, k in about.get("multiples", {}).items():
-        note(f"{name} must be a multiple of {k}, which the model requires; fix it: --dim {name}={8 * k}")
+        note(f"{name} must be a multiple of {k}, which the model requires; fix it: {flags('--dim', {name: 8 * k})}")
     inputs = list(map(declaration, program.inputs))
     facts = {"inputs": inputs, "outputs": program.outputs, "platforms": program.platforms, "files": files}
     print_result(arguments, facts, program, *listed)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,7 +21,6 @@ from ..ir.graph import Graph
 from ..proto.types import TensorType, ValueInfo
 from .calls.cache_pairs import Pair, pairs_of
 from .calls.dims import named_dims
-from .model import Model
 
 ROLES: Final = {
     "tokens": r"(decoder_)?(input_ids|input_tokens|tokens)",
@@ -58,7 +57,7 @@ class Caches:
         return {p.past.name: np.zeros(extents(p, batch, p.window), p.dtype) for p in self.pairs}
 
 
-def caches(model: Model, *, sized: bool = True) -> Caches:
+def caches(model: Any, *, sized: bool = True) -> Caches:
     """A decoder's inputs and outputs by role.
 
     ``sized``: extents that the file leaves free are inferred, which evaluates the model abstractly.
@@ -95,10 +94,11 @@ def extents(pair: Pair, batch: int, length: int) -> tuple[int, ...]:
     return cast(tuple[int, ...], tuple(shape))
 
 
-def step_extents(model: Model, dims: Mapping[str, int]) -> dict[str, int]:
+def step_extents(model: Any, dims: Mapping[str, int]) -> dict[str, int]:
     """The extents of a decoder's dimension variables that others decide: ``dims``, or else 1; {} for other models.
 
-    Caches have the extents that the model computes, a sliding window its length; a mask covers the past and the tokens.
+    Caches have the extents that the model computes, a sliding window its length, and others the longest of such
+    lengths; a mask covers the past and the tokens.
 
     >>> import onnx2jax
     >>> step_extents(onnx2jax.convert(onnx2jax.demo_decoder()), {"past_sequence_length": 7})
@@ -115,9 +115,19 @@ def step_extents(model: Model, dims: Mapping[str, int]) -> dict[str, int]:
     pasts = {named[p.past.name][axis]: p.window for p in declared.pairs if (axis := p.axis) is not None}
     sizes |= {d: window for d, window in pasts.items() if window and isinstance(d, str)}
     mask, tokens = (named[declared.roles[r].name] if r in declared.roles else () for r in ("mask", "tokens"))
-    if pasts and len(tokens) > 1 and mask and isinstance(mask[-1], str) and mask[-1] != tokens[1]:
-        past = next((d for d, window in pasts.items() if not window), 1)
-        sizes[mask[-1]] = sum(d if isinstance(d, int) else dims.get(str(d), 1) for d in (past, tokens[1]))
+    if pasts and len(tokens) > 1 and mask and mask[-1] != tokens[1]:
+
+        def length(d: int | str | None) -> int:
+            return d if isinstance(d, int) else dims.get(str(d), sizes.get(str(d), 1))
+
+        longest, total = max(pasts.values()) or 1, mask[-1]
+        past = next((d for d, window in pasts.items() if not window), longest)
+        if isinstance(total, str) and total not in dims:
+            if isinstance(past, str) and longest > 1:
+                sizes[past] = longest
+            sizes[total] = length(past) + length(tokens[1])
+        elif isinstance(past, str):
+            sizes[past] = max(length(total) - length(tokens[1]), 0)
     return {n: size for n, size in sizes.items() if n not in dims}
 
 

@@ -62,6 +62,13 @@ def test_verify_says_which_inputs_are_random(capsys: pytest.CaptureFixture[str],
     assert cli.main([*command, "--input", f"threshold={tmp_path}/t.npy"]) == 0
 
 
+def test_verify_infers_a_decoders_step(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["verify", str(demo_decoder())]) == 0
+    said = capsys.readouterr()
+    assert "; inferred: total_sequence_length=2; other sizes: --dim batch_size=SIZE" in said.err
+    assert "0 differ" in said.out
+
+
 def test_invalid_options_of_verify_are_errors(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["verify", MODEL, "--against=nobody"]) == 1
     assert "against is 'nobody'" in capsys.readouterr().err

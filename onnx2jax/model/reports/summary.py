@@ -21,6 +21,7 @@ from ...jaxpr.program import Equation, Program
 from ...printed import Printed
 from ...proto.types import HOST_ONLY, TensorType, ValueInfo
 from ...sharding.stages import Staged
+from ..caches import step_extents
 from ..calls.dims import checked_dims, named_dims, variables
 from ..changes.parts import node_outputs, with_graph, with_outputs
 from .comparison import described
@@ -125,7 +126,8 @@ def summary(model: Any, inputs: Mapping[str, Any], dims: Mapping[str, int] | Non
         feeds, types, flops = _evaluated(model, inputs, dims)
     except OperatorError as e:
         fix = ""
-        if sizes := larger_sizes(model, inputs, dims):
+        likely = step_extents(with_graph(model, model.graph, placement=None), dims)
+        if sizes := larger_sizes(model, inputs, dims, likely):
             fix = f"\nExtents of 1 may be too small: model.summary(dims={ {**dims, **sizes} })"
         raise OperatorError(f"{e}{fix}") from e.__cause__
     types = {n: _typed(v) for n, v in {**feeds, **model.static, **model.graph.initializers}.items()} | types
@@ -185,7 +187,7 @@ def unmarked(graph: Graph) -> Iterator[None]:
 
 
 def larger_sizes(
-    model: Any, inputs: Mapping[str, Any], dims: Mapping[str, int], likely: Mapping[str, int] | None = None
+    model: Any, inputs: Mapping[str, Any], dims: Mapping[str, int], likely: Mapping[str, int]
 ) -> dict[str, int] | None:
     """Extents for free dimensions with which the model can be evaluated; {} if none are found.
 

@@ -31,7 +31,8 @@ from ..changes.parts import node_outputs, with_graph
 from .comparison import Comparison, Difference, Verification, compared, described, magnitude
 from .explanations import CLASSIFIERS, SATURATES, SCALES, TIED, amplified, distances, in_double, tied, unsaturated
 from .peers import NAMES, InnerGraph, Peer, calls, step_into
-from .samples import data_sets, in_types, random_values, read_values
+from .sample_inputs import sample_extents, sample_inputs
+from .samples import data_sets, in_types, read_values
 
 COMPARABLE: Final = 10
 """Relative errors up to so many times smaller than the largest are as wrong: the first node of them is reported."""
@@ -77,8 +78,8 @@ def verify(
         feeds = read_values(data_set, "input", required) if inputs is None else dict(inputs)
         feeds_of_sets[data_set.name] = feeds, data_set if recorded else None
     if not sets:
-        rng = np.random.default_rng(seed)
-        feeds_of_sets["inputs"] = random_values(model.inputs, rng) if inputs is None else dict(inputs), None
+        feeds = sample_inputs(model, {}, seed, sample_extents(model, {})) if inputs is None else dict(inputs)
+        feeds_of_sets["inputs"] = feeds, None
     limits = {"rtol": rtol, "atol": atol, "dtype": model.settings.dtype}
     with progress.stage(f"comparing with {against}"):
         return _Verifier(model, str(against), each_node, limits).run(feeds_of_sets)

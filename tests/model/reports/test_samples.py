@@ -11,6 +11,7 @@ import pytest
 import onnx2jax
 from onnx2jax.errors import InputTypeError, OperatorError
 from onnx2jax.eval import node_errors
+from onnx2jax.model.reports.sample_inputs import sample_extents, sample_inputs
 from onnx2jax.model.reports.samples import MOST, MOST_STRINGS, random_values
 from onnx2jax.ops import arrays
 from onnx2jax.proto.types import TensorType, ValueInfo
@@ -32,6 +33,36 @@ def wanted(**shapes: tuple[Any, ...]) -> list[ValueInfo]:
 def test_random_inputs_are_bounded_in_all(shapes: dict[str, Any], match: str) -> None:
     with pytest.raises(InputTypeError, match=match):
         random_values(wanted(**shapes), np.random.default_rng(0))
+
+
+def test_samples_for_a_decoder_are_a_step_after_a_full_past() -> None:
+    model = onnx2jax.convert(onnx2jax.demo_decoder(), dims={"batch_size": 2, "sequence_length": 3})
+    assert sample_extents(model, {}) == {"total_sequence_length": 4}
+    tokens = np.zeros((2, 5), np.int64)
+    for convert, given, total in (({}, {}, 4), ({"past_sequence_length": 7}, {}, 10), ({}, {"attention_mask": 9}, 9)):
+        shaped = onnx2jax.convert(onnx2jax.demo_decoder(), dims={"batch_size": 2, "sequence_length": 3, **convert})
+        feeds: dict[str, Any] = {n: np.ones((2, size), np.int64) for n, size in given.items()}
+        values = sample_inputs(shaped, feeds, 0, sample_extents(shaped, feeds))
+        assert values["attention_mask"].shape == (2, total) and values["attention_mask"].all()
+        assert values["past_key_values.0.key"].shape[2] == total - 3
+    free = onnx2jax.convert(onnx2jax.demo_decoder())
+    assert sample_extents(free, {"input_ids": tokens})["total_sequence_length"] == 6
+
+
+def test_samples_by_role() -> None:
+    """A mask that is added, an encoder's mask, positions of a fixed mask, and counts; not of a model without caches."""
+    text = """g (int64[2, 3] input_ids, float[2, 5] attention_mask, bool[2, 4] encoder_attention_mask, int64[2, 3]
+        position_ids, int64[3] cache_position, int32[2] seqlens_k, int32 total_sequence_length, bool[1]
+        use_cache_branch, float[2, p, 4] past, float[2, 3, 4] new) => (float[2, t, 4] present) {
+        present = Concat<axis = 1>(past, new) }"""
+    model = onnx2jax.convert(text_model(text))
+    values = sample_inputs(model, {}, 0, sample_extents(model, {}))
+    assert values["past"].shape == (2, 2, 4)
+    assert not values["attention_mask"].any() and values["encoder_attention_mask"].all()
+    assert values["position_ids"].tolist() == [[2, 3, 4]] * 2 and values["cache_position"].tolist() == [2, 3, 4]
+    assert (values["seqlens_k"].tolist(), values["total_sequence_length"], values["use_cache_branch"]) == ([4, 4], 5, 1)
+    encoder = onnx2jax.convert(text_model("g (int64[2, 3] position_ids) => (int64[2, 3] y) { y = Neg(position_ids) }"))
+    assert sample_inputs(encoder, {}, 0, {})["position_ids"].tolist() == [[0, 1, 2]] * 2
 
 
 def test_summary_computes_shapes_without_data() -> None:
