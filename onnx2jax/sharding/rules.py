@@ -9,7 +9,6 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -209,19 +208,3 @@ def _type_of(value: Any) -> str:
 def _is_placeable(value: Any) -> bool:
     """Whether a value is an array that JAX can place: not a tracer, strings or None."""
     return hasattr(value, "dtype") and value.dtype != object and not is_traced(value)
-
-
-def bytes_per_device(tree: Any) -> dict[jax.Device, int]:
-    """Device -> bytes of the shards of a pytree's arrays on it.
-
-    >>> import jax.numpy as jnp
-    >>> sum(bytes_per_device({"a": jnp.zeros(4, "float32")}).values())
-    16
-    """
-    total: dict[jax.Device, int] = {}
-    for leaf in jax.tree.leaves(tree):
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            leaf = jax.random.key_data(leaf)
-        for shard in leaf.addressable_shards:
-            total[shard.device] = total.get(shard.device, 0) + shard.data.nbytes
-    return total

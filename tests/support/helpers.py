@@ -118,3 +118,14 @@ def as_weights(values: Sequence[Any]) -> tuple[list[str], DeviceParams]:
     named = {str(i): jnp.asarray(v) for i, v in enumerate(values)}
     types = {n: jax.ShapeDtypeStruct(v.shape, v.dtype) for n, v in named.items()}
     return list(named), DeviceParams(types, named.__getitem__, lambda _, value: value)
+
+
+def bytes_per_device(tree: Any) -> dict[jax.Device, int]:
+    """Device -> bytes of the shards of a pytree's arrays on it."""
+    total: dict[jax.Device, int] = {}
+    for leaf in jax.tree.leaves(tree):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+        for shard in leaf.addressable_shards:
+            total[shard.device] = total.get(shard.device, 0) + shard.data.nbytes
+    return total

@@ -21,8 +21,8 @@ import optax
 from jax.sharding import PartitionSpec as P
 
 import onnx2jax
-from onnx2jax.sharding.rules import bytes_per_device
 from tests.support import resumption
+from tests.support.helpers import bytes_per_device
 from tests.support.loading import counted
 from tests.support.models import mlp
 from tests.support.training import cross_entropy

@@ -14,10 +14,9 @@ from jax.sharding import PartitionSpec as P
 import onnx2jax
 from onnx2jax import TrainingModel
 from onnx2jax.errors import ShardingError
-from onnx2jax.sharding.rules import bytes_per_device
 from tests.conformance.test_devices import annotate, equations
 from tests.support.cases import rule
-from tests.support.helpers import mesh
+from tests.support.helpers import bytes_per_device, mesh
 from tests.support.tiers import extended
 from tests.support.training import info, training
 
