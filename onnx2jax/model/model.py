@@ -313,7 +313,7 @@ class Model(Views, Exports):
         """The model of another spec; shares programs if only parameter values differ."""
         runtime, unchecked = self._runtime, {id(v) for v in self._runtime.unchecked.values()}
         structure = runtime.structure if spec.differs_only_in_values(self.spec) else None
-        left = {n: v for n, v in spec.changes.items() if id(v) in unchecked}
+        left = {n: v for n, v in spec.changes.items() if id(v) in unchecked or is_traced(v)}
         if structure is None and not left:
             return type(self)(spec)
         from .runtime import Runtime

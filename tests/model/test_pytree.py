@@ -228,6 +228,18 @@ def test_a_model_in_a_trace_is_changed_and_read(model: onnx2jax.Model) -> None:
         np.testing.assert_allclose(each, model.with_params({"b2": b})(X), rtol=1e-5)
 
 
+def test_a_model_takes_traced_parameters(model: onnx2jax.Model) -> None:
+    def total(b: Any) -> Any:
+        return model.with_params({"b2": b})(X).sum()  # nothing but the parameter is traced
+
+    b, before = np.float32([5, 6]), model(X)
+    np.testing.assert_allclose(jax.jit(total)(b), (before - model.params["b2"] + b).sum(), rtol=1e-5)
+    np.testing.assert_allclose(jax.grad(total)(b), [len(X)] * 2, rtol=1e-5)
+    np.testing.assert_array_equal(model(X), before)
+    with pytest.raises(InputShapeError, match=r"params\['b2'\] has a new shape, \[3\], inside .*model\.apply\(params, x"):
+        jax.jit(lambda b: model.with_params({"b2": b}, new_shapes=True))(np.zeros(3, np.float32))
+
+
 def test_donated_parameters_are_named(model: onnx2jax.Model) -> None:
     expected = model(X)
     given = jax.tree.map(jnp.copy, model)

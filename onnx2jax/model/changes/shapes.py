@@ -14,6 +14,7 @@ from ...errors import InputShapeError, KnownValueError, OnnxError, OperatorError
 from ...eval.node_errors import LIBRARY_FIX
 from ...eval.values import to_host
 from ...ir.graph import descendants
+from ...ops.arrays import is_traced
 from ...proto.messages import keep, weights
 from ...proto.types import TensorType, ValueInfo
 from .parts import with_rewritten
@@ -27,12 +28,17 @@ def with_new_shapes(model: Any, changes: Mapping[str, Any]) -> Any:
     """The model with parameters of other shapes, in its graph, its declarations and the file that ``save`` writes.
 
     Raises:
-        InputShapeError: a parameter is no initializer of the main graph, the graph cannot compute with the shapes, or
-            the model is on a mesh.
+        InputShapeError: a parameter is no initializer of the main graph or is traced, the graph cannot compute with
+            the shapes, or the model is on a mesh.
     """
     graph, shapes = model.graph, {n: tuple(v.shape) for n, v in changes.items() if v.shape != model.types[n].shape}
     if inner := sorted(shapes.keys() - graph.initializers.keys()):
         raise InputShapeError(f"only initializers of the main graph can take new shapes, not {', '.join(inner)}")
+    if traced := [n for n in shapes if is_traced(changes[n])]:
+        raise InputShapeError(
+            f"params[{traced[0]!r}] has a new shape, {list(shapes[traced[0]])}, inside a transformation of JAX: change "
+            "shapes before, by arrays, and give the traced values to model.apply(params, x)"
+        )
     if model.placement is not None:
         raise InputShapeError(
             "parameters on a mesh keep their shapes: change them first, save the model, and convert it with mesh="
