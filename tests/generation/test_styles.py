@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+
+import jax
 import numpy as np
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper
 
 import onnx2jax
-from onnx2jax.errors import CacheError, InputNameError, InputShapeError, UnsupportedError
+from onnx2jax.errors import CacheError, DeclarationWarning, InputNameError, InputShapeError, UnsupportedError
 from onnx2jax.generation.cache import Kind
 from tests.generation.shared import P, Q, decoder, file, greedy, logits
 from tests.support import decoders
@@ -222,3 +225,17 @@ def test_a_window_exceeded_only_by_extending_raises() -> None:
     assert own.generate([7], 2, after=beginning).texts() == [greedy(style, [*P, 7], 2)]
     with pytest.raises(CacheError, match="differ"):
         own.generate([7, 9, 11, 1], 2, after=beginning)
+
+
+def test_declared_types_of_inner_values_are_not_compared() -> None:
+    """Cache extents that the file leaves open are inferred from a query, whose declared type is not that of a call."""
+    proto = decoders.group_query().proto
+    node = next(n for n in proto.graph.node if n.op_type == "GroupQueryAttention")
+    proto.graph.value_info.append(helper.make_tensor_value_info(node.input[1], TensorProto.FLOAT, ["b", "s", None]))
+    caches = {*node.input[3:5], *node.output[1:]}
+    for info in (v for v in (*proto.graph.input, *proto.graph.output) if v.name in caches):
+        info.type.tensor_type.shape.dim[3].dim_param = "size"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DeclarationWarning)
+        found = onnx2jax.decoder(proto, dtype="bfloat16")
+    assert {a.shape[-1] for a in jax.tree.leaves(found.empty_cache(1, 4)) if a.ndim == 4} == {decoders.SIZE}

@@ -236,7 +236,7 @@ def test_a_model_takes_traced_parameters(model: onnx2jax.Model) -> None:
     np.testing.assert_allclose(jax.jit(total)(b), (before - model.params["b2"] + b).sum(), rtol=1e-5)
     np.testing.assert_allclose(jax.grad(total)(b), [len(X)] * 2, rtol=1e-5)
     np.testing.assert_array_equal(model(X), before)
-    with pytest.raises(InputShapeError, match=r"params\['b2'\] has a new shape, \[3\], inside .*model\.apply\(params, x"):
+    with pytest.raises(InputShapeError, match=r"params\['b2'\] has a new shape, \[3\], inside"):
         jax.jit(lambda b: model.with_params({"b2": b}, new_shapes=True))(np.zeros(3, np.float32))
 
 
