@@ -23,6 +23,7 @@ from ...ir.graph import Graph, Node
 from ...ops.arrays import is_traced
 from ...proto.types import TensorType, ValueInfo
 from .dims import check_dims, checked_extent, named_dims, variables
+from .without_strings import lengths_of_lists, without_strings
 
 TOLERANCE: Final = 5e-3
 """Relative to the largest number: covers reordered sums and the 8- and 16-bit roundings that they flip."""
@@ -68,7 +69,8 @@ def outputs_with_variables(
     """The outputs; axes that they do not declare by a variable of an input have the padded variable that they follow.
 
     Files leave such an axis open, or give it a name of its own. It follows a variable whose padding alone changes it,
-    by as much. Abstract evaluation of a graph, in which fixed inputs are initializers, pads one after another.
+    by as much. Abstract evaluation of a graph, in which fixed inputs are initializers, pads one after another. A list
+    of maps is declared as a tensor of its length.
 
     Args:
         graph: what a call evaluates.
@@ -86,6 +88,7 @@ def outputs_with_variables(
             if isinstance(d, str) and d in extents and v.name in padded:
                 equal = (axis, *bucket[d]) if _is_unnamed(v, axis) else d
                 groups.setdefault(equal, {})[d] = np.shape(padded[v.name])[axis]
+    lists = lengths_of_lists(graph)
     plain = _output_shapes(graph, values, {})
     changed = [(next(iter(sizes)), sizes, _output_shapes(graph, values, sizes)) for sizes in groups.values()]
 
@@ -95,6 +98,8 @@ def outputs_with_variables(
         return next((n for n, size, after in new if len(new) == 1 and (extent, after) == (extents[n], size)), None)
 
     def declared(value: ValueInfo) -> ValueInfo:
+        if value.name in lists and value.name in plain:
+            return replace(value, type=TensorType(np.dtype(object), (followed(value.name, 0),)))
         shapes = [s.get(value.name) for s in (plain, *(s for *_, s in changed))]
         declared = value.shape if value.shape is not None or shapes[0] is None else [None] * len(shapes[0])
         if (
@@ -110,9 +115,13 @@ def outputs_with_variables(
 
 
 def _output_shapes(graph: Graph, values: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-    """The shapes of outputs as far as they are known, for the call's inputs with other sizes of some variables."""
+    """The shapes of outputs as far as they are known, for the call's inputs with other sizes of some variables.
+
+    That of a list of maps is the shape of the scores that it contains.
+    """
     from ...eval.abstract import Extents, abstract_values, primes
 
+    lists, graph = lengths_of_lists(graph), without_strings(graph)
     extents, inputs = Extents(primes()), []
     for v in graph.inputs:
         if v.shape is not None and v.name in values:
@@ -121,7 +130,8 @@ def _output_shapes(graph: Graph, values: Mapping[str, Any], sizes: Mapping[str, 
             v = v.reshaped([n for _, n in pairs])
         inputs.append(v)
     abstract = abstract_values(replace(graph, inputs=tuple(inputs)), extents)
-    return {v.name: abstract[v.name].shape for v in graph.outputs if v.name in abstract}
+    read = {v.name: lists.get(v.name, v.name) for v in graph.outputs}
+    return {n: abstract[value].shape for n, value in read.items() if value in abstract}
 
 
 def pad(
@@ -184,8 +194,13 @@ def unpad(outputs: Sequence[ValueInfo], results: tuple[Any, ...], extents: Mappi
     NumPy slices: JAX would compile a slice for each extent.
     """
     ends = [[extents.get(d) if isinstance(d, str) else None for d in v.shape or ()] for v in outputs]
-    pairs = zip(results, ends, strict=True)
-    return tuple((r if is_traced(r) else np.asarray(to_host(r)))[tuple(map(slice, e))] for r, e in pairs)
+    return tuple(map(_sliced, results, ends))
+
+
+def _sliced(result: Any, ends: Sequence[int | None]) -> Any:
+    if isinstance(result, list):  # of maps
+        return result[slice(*ends)] if ends else result
+    return (result if is_traced(result) else np.asarray(to_host(result)))[tuple(map(slice, ends))]
 
 
 def verify_padding(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx.parser
 import pytest
 from onnx import helper
 
@@ -174,6 +174,25 @@ def test_outputs_that_declare_another_variable_are_sliced() -> None:
         np.testing.assert_array_equal(t, x.transpose(1, 0, 2))
         np.testing.assert_array_equal(u, np.concatenate([x, x], 2))
     assert m.compilations == 1
+
+
+def test_outputs_computed_from_strings_are_sliced() -> None:
+    """As skl2onnx exports a pipeline: labels are strings, scores a list of maps, and no axis has a name."""
+    proto = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 15, "ai.onnx.ml" : 2]>
+        pipeline (string[N, 1] s) => (string[M] y, seq(map(string, float)) p, int64[K] c)
+        <int64[2] rows = {-1, 2}> {
+            h = ai.onnx.ml.OneHotEncoder <cats_strings = ["a", "b"]> (s)
+            r = Reshape(h, rows)
+            y, z = ai.onnx.ml.LinearClassifier <coefficients = [1.0, 2.0, 3.0, -1.0, 0.5, 4.0],
+                classlabels_strings = ["yes", "no", "?"]> (r)
+            p = ai.onnx.ml.ZipMap <classlabels_strings = ["yes", "no", "?"]> (z)
+            c = ai.onnx.ml.LabelEncoder <keys_strings = ["yes", "no", "?"], values_int64s = [3, 4, 5]> (y) }""")
+    proto.graph.input[0].type.tensor_type.shape.dim[0].Clear()
+    plain, padded = onnx2jax.convert(proto), onnx2jax.convert(proto, bucket={"s_0": [4, 8]})
+    for texts in (["b", "a", "c"], ["a"], ["a", "b", "b", "a", "c"], ["b"] * 4):
+        x = np.array(texts, object)[:, None]
+        for found, wanted in zip(padded(x), plain(x), strict=True):
+            assert len(found) == len(texts) and list(found) == list(wanted)
 
 
 def test_an_axis_of_another_extent_is_not_sliced() -> None:
