@@ -32,6 +32,7 @@ from ..model.calls import arguments
 from ..model.calls.outputs import as_outputs, field_names
 from ..model.model import Model
 from ..model.structure import program_of
+from ..proto.types import TensorType
 from ..runtime.dispatch import CallContext, Constants
 from ..sharding.plans import mesh_of
 from ..sharding.processes import check_mesh
@@ -179,9 +180,8 @@ def check_options(
     """
     if not isinstance(model, Model):
         source = repr(str(model)) if isinstance(model, str | os.PathLike) else "source"
-        raise InputTypeError(
-            f"finetune takes a Model, not {type(model).__name__}: finetune(onnx2jax.convert({source}), loss, optimizer)"
-        )
+        fix = "decoder.model" if isinstance(getattr(model, "model", None), Model) else f"onnx2jax.convert({source})"
+        raise InputTypeError(f"finetune takes a Model, not {type(model).__name__}: finetune({fix}, loss, optimizer)")
     if hasattr(loss, "init") and hasattr(loss, "update"):
         raise InputTypeError("the arguments are swapped: finetune(model, loss, optimizer)")
     if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
@@ -225,7 +225,15 @@ def checked_batch(model: Model, decoder: Caches, batch: Mapping[str, Any]) -> di
             f"the batch has no entry {', '.join(map(repr, missing))}; it has {list(batch)}, and the model's inputs "
             f"are ({', '.join(map(str, model.inputs))})"
         )
-    arrays = {n: v if isinstance(v, jax.Array | np.ndarray) else np.asarray(v) for n, v in batch.items()}
+    declared = {v.name: (v, v.type) for v in model.inputs}
+
+    def as_array(name: str, value: Any) -> Any:
+        info, kind = declared.get(name, (None, None))
+        if isinstance(value, list | tuple | int | float) and info is not None and isinstance(kind, TensorType):
+            return arguments.from_python(info, kind, value)  # as in a call
+        return value if isinstance(value, jax.Array | np.ndarray) else np.asarray(value)
+
+    arrays = {n: as_array(n, v) for n, v in batch.items()}
     for name, value in arrays.items():
         if isinstance(value, np.ndarray) and value.dtype.kind in "OUS":
             raise InputTypeError(

@@ -50,6 +50,7 @@ ANGLE_OPERATORS: Final = {"Add", "Concat", "Einsum", "Gemm", "MatMul", "Mul"}
 INTEGERS: Final = {"ConvInteger", "DynamicQuantizeLinear", "MatMulInteger"}
 TABLES: Final = {"cos_cache", "sin_cache"}
 STATISTIC: Final = "a running statistic"
+MERGED: Final = f"{STATISTIC}, and the weight of another node, because the exporter merged equal tensors"
 SCALAR: Final = "a scalar"
 
 
@@ -129,7 +130,7 @@ def reasons_untrained(graph: Graph, params: Mapping[str, Any]) -> dict[str, str]
         if not jnp.issubdtype(value.dtype, jnp.floating) or value.dtype.itemsize == 1:
             return f"{value.dtype}, which has no gradient"
         if name in uses["statistics"]:
-            return STATISTIC
+            return MERGED if name in uses["weights"] else STATISTIC
         if not np.ndim(value):
             return SCALAR
         if name in uses["angles"] or name in rotations:
@@ -184,7 +185,7 @@ def select_trainable(
     """
     reasons = reasons_untrained(graph, params)
     floating = [n for n, v in params.items() if jnp.issubdtype(v.dtype, jnp.floating) and v.dtype.itemsize > 1]
-    usual = [n for n in floating if reasons.get(n) not in (STATISTIC, SCALAR)]
+    usual = [n for n in floating if reasons.get(n) not in (STATISTIC, MERGED, SCALAR)]
     if trainable is None:
         names = set() if adapters else params.keys() - reasons
     elif callable(trainable):

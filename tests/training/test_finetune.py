@@ -332,6 +332,32 @@ def test_invalid_batches_and_losses_raise(loss: Any, batch: Any, options: Any, e
     assert message in str(raised.value)
 
 
+def test_errors_of_a_loss_say_how_it_is_called() -> None:
+    for loss, error in ((lambda y: y, TypeError), (lambda _, batch: batch["labels"], KeyError)):
+        with pytest.raises(error) as raised:
+            after(tuning(loss))
+        assert raised.value.__notes__ == [
+            "in the loss of finetune, loss(outputs, batch), whose batch is a dict of ['label', 'x']"
+        ]
+
+
+def test_lists_of_a_batch_take_the_declared_type() -> None:
+    listed = {n: v.tolist() for n, v in BATCH.items()}
+    close(after(tuning(), batch=listed).params, after(tuning()).params)
+    with pytest.raises(InputTypeError, match=r"'x'|input x: float32\[batch, 4\] cannot be converted from list"):
+        after(tuning(), batch=BATCH | {"x": [["a"] * 4] * 8})
+
+
+def test_saving_a_tuning_or_its_state_says_what_to_save(tmp_path: Any) -> None:
+    tuned = tuning()
+    with pytest.raises(TypeError, match=r"save\(tuned\.to_model\(state\), path\)"):
+        onnx2jax.save(tuned, tmp_path / "m.onnx")
+    with pytest.raises(InputTypeError, match=r"params is FineTuningState, .* params=tuned\.params\(state\)"):
+        onnx2jax.save(onnx2jax.convert(mlp()), tmp_path / "m.onnx", params=tuned.init())
+    with pytest.raises(InputTypeError, match=r"a Model, not Decoder: finetune\(decoder\.model, loss, optimizer\)"):
+        onnx2jax.finetune(onnx2jax.decoder(onnx2jax.demo_decoder()), "next_token", optax.sgd(0.1))
+
+
 def quantised() -> onnx.ModelProto:
     """int8 weights, a scale and an exponent as scalars, and a floating-point weight shared by two nodes."""
     rng = np.random.default_rng(1)

@@ -140,6 +140,13 @@ def test_left_out_gives_reasons() -> None:
     assert tuned(ROTARY, OPERANDS, "cos").left_out()["w"] == "not selected by trainable="
 
 
+def test_a_statistic_that_is_also_a_weight_is_explained() -> None:
+    """Exporters merge equal tensors: in an untrained network scales and running variances are ones."""
+    body = "h = LayerNormalization(x, one, zero)  y = BatchNormalization(h, s, zero, zero, one)"
+    left = tuned(body, {"one": np.ones(8, F), "zero": np.zeros(8, F), "s": real(8)}).left_out()
+    assert left.keys() == {"one", "zero"} and "the exporter merged equal tensors" in left["one"]
+
+
 def test_a_named_table_is_trained() -> None:
     assert tuned(ROTARY, OPERANDS, ["cos", "w"]).trainable == ("w", "cos")
     assert set(tuned(ROTARY, OPERANDS, lambda name, _: name != "w").trainable) == {"cos", "sin"}

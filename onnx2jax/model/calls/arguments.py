@@ -194,7 +194,7 @@ def _as_array(declared: ValueInfo, kind: TensorType, value: Any) -> Any:
             value = lax.convert_element_type(value, kind.dtype if floating else value.dtype)
         value = widened(value, kind.dtype)
     elif not isinstance(value, np.ndarray | np.generic):
-        value = _from_python(declared, kind, value)
+        value = from_python(declared, kind, value)
     if kind.dtype == object and getattr(value.dtype, "kind", "") in "OSTU":
         return as_text(f"input {declared}", np.asarray(value))
     if kind.dtype == np.int64 and value.dtype == np.int32:  # exact, and what JAX makes of integers
@@ -333,7 +333,7 @@ def as_key(rng: Any) -> Any:
     return rng
 
 
-def _from_python(declared: ValueInfo, kind: TensorType, value: Any) -> np.ndarray:
+def from_python(declared: ValueInfo, kind: TensorType, value: Any) -> np.ndarray:
     """Numbers and nested lists as an array of the declared dtype, if the conversion is exact."""
     try:
         if kind.dtype == object:  # of ["a", 1.5] NumPy would make strings

@@ -123,6 +123,11 @@ def open_model(model: Any) -> Opened:
 def _opened(model: Any, params: Mapping[str, Any] | None, state: Any) -> tuple[Opened, dict[str, Any]]:
     """A model's file, and new values of weights by name; the arguments are those of ``save``."""
     values: dict[str, Any] = {}
+    if not isinstance(params, Mapping | None):
+        raise InputTypeError(
+            f"params is {type(params).__name__}, not a dict of arrays by name; of a state of finetune: "
+            "params=tuned.params(state)"
+        )
     if state is not None and not hasattr(model, "init"):
         raise TypeError("a state is written into a TrainingModel; finetune's: save(tuned.to_model(state), path)")
     if hasattr(model, "changed"):  # a Model, a Decoder, or a model that trains
@@ -138,6 +143,8 @@ def _opened(model: Any, params: Mapping[str, Any] | None, state: Any) -> tuple[O
             # As ``model.params`` are.
             computed = {n: v for n, v in params.items() if getattr(v, "dtype", None) == dtype}
             params = {**params, **model.spec.in_file_types(computed)}
+    elif hasattr(model, "to_model"):
+        raise TypeError("save takes a model, not finetune's steps: save(tuned.to_model(state), path)")
     else:
         _, message, files = opened_file(model, {})
         opened = Opened(message, files)
