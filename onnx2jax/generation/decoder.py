@@ -14,10 +14,19 @@ import numpy as np
 from jax.tree_util import DictKey
 
 from .. import compat
-from ..errors import CacheError, InputTypeError, InputValueError, ModelError, UnsupportedError
+from ..errors import (
+    CacheError,
+    InputNameError,
+    InputShapeError,
+    InputTypeError,
+    InputValueError,
+    ModelError,
+    UnsupportedError,
+)
 from ..ir.analysis import parameters
+from ..model.caches import complete_feeds, dtype_of
 from ..proto.origin import Origin
-from .arguments import One, Prompts, Several, as_array, whole_number
+from .arguments import One, Prompts, Several, as_array, prompt_rows, whole_number
 from .beam import Beams, search
 from .calls import Calls, DecoderCall
 from .embedding import PREFIX
@@ -26,6 +35,7 @@ from .results import Generation
 from .sampling import Processor, Sampler, Sampling
 from .speculative import check_can_roll_back, speculate
 from .steps import FIRST
+from .text import conversations
 from .verified import lost
 
 
@@ -285,6 +295,37 @@ class Decoder(Calls):
         first = self._generation(call, call.state)
         nothing = first.tokens[:, :0]
         return replace(first, tokens=nothing, lengths=0 * first.lengths, last=nothing, source=self._source)
+
+    def feeds(self, tokens: Prompts, **others: Any) -> dict[str, Any]:
+        """The inputs of ``model`` for prompts of equal length: a mask of ones, positions from 0, and empty caches.
+
+        With them ``model`` is called like any other: for the logits of all tokens, inner values, and the models of
+        ``cut`` and ``replace``.
+
+        Args:
+            tokens: as for ``generate``.
+            **others: further inputs of the model, or others than these.
+
+        Raises:
+            InputError: a prompt is empty or outside the vocabulary, they differ in length, or the model takes
+                embeddings.
+
+        >>> import onnx2jax
+        >>> counting = onnx2jax.decoder(onnx2jax.demo_decoder())
+        >>> logits, *_ = counting.model(counting.feeds(["one two ", "six ten "]))
+        >>> logits.shape
+        (2, 8, 128)
+        """
+        prompts = tokens if conversations(tokens) is None else self.encode(tokens)
+        rows = prompt_rows(prompts, None, self.vocabulary)
+        if len(lengths := sorted({len(row) for row in rows})) > 1:
+            raise InputShapeError(f"prompts of {lengths} tokens: feeds has no padding, so their lengths must be equal")
+        if (read := self.caches.roles.get("tokens")) is None:
+            raise InputNameError(
+                f"the decoder takes {self.caches.roles['embeddings'].name!r} rather than tokens: pass all inputs to "
+                "decoder.model by name"
+            )
+        return complete_feeds(self.caches, {read.name: np.stack(rows).astype(dtype_of(read)), **others})
 
     @cached_property
     def _structure(self) -> DecoderStructure:

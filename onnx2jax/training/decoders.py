@@ -1,4 +1,4 @@
-"""Training of token decoders: the next-token loss, default inputs, and batches of texts, padded or packed.
+"""Training of token decoders: the next-token loss, and batches of texts, padded or packed.
 
 Packed texts share a row of a batch, separated by a block-diagonal attention mask.
 """
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..errors import InputShapeError, InputValueError, LossError, UnsupportedError
-from ..model.caches import Caches, caches
+from ..model.caches import caches, dtype_of
 from ..model.model import Model
 from ..proto.types import TensorType, ValueInfo
 
@@ -127,32 +127,6 @@ def check_targets(outputs: Sequence[ValueInfo], batch: Mapping[str, Any]) -> Non
         )
 
 
-def derived_inputs(decoder: Caches, batch: Mapping[str, Any]) -> set[str]:
-    """The inputs that ``complete_feeds`` adds: none if the batch has no tokens, or has KV caches."""
-    tokens, pasts = decoder.roles.get("tokens"), {p.past.name for p in decoder.pairs}
-    if tokens is None or np.ndim(batch.get(tokens.name, 0)) != 2 or not pasts.isdisjoint(batch):
-        return set()
-    rows = {v.name for r, v in decoder.roles.items() if r in ("mask", "positions") and len(v.shape or ()) == 2}
-    flags = {v.name for r, v in decoder.roles.items() if r == "has_past"}
-    return (rows | flags | pasts) - batch.keys()
-
-
-def complete_feeds(decoder: Caches, feeds: Mapping[str, Any]) -> dict[str, Any]:
-    """The feeds of a batch, with defaults for missing inputs: a mask of ones, positions from 0, and empty caches."""
-    missing, roles = derived_inputs(decoder, feeds), decoder.roles
-    if not missing:
-        return dict(feeds)
-    shape = batch, length = feeds[roles["tokens"].name].shape
-    mask = feeds.get(roles["mask"].name) if "mask" in roles else None
-    values: dict[str, Any] = {"mask": np.ones(shape), "has_past": np.zeros(1)}
-    if mask is None:
-        values["positions"] = np.broadcast_to(np.arange(length), shape)
-    else:  # masked tokens take no position
-        values["positions"] = jnp.maximum(jnp.cumsum(jnp.asarray(mask), axis=1) - 1, 0)
-    known = {roles[r].name: v.astype(dtype_of(roles[r])) for r, v in values.items() if r in roles}
-    return {n: v for n, v in (known | decoder.empty(batch)).items() if n in missing} | dict(feeds)
-
-
 def pad_ragged(model: Model, batch: Mapping[str, Any]) -> dict[str, Any]:
     """The batch with ragged lists padded on the right to arrays, and an attention mask over the tokens.
 
@@ -178,12 +152,6 @@ def pad_ragged(model: Model, batch: Mapping[str, Any]) -> dict[str, Any]:
 def _is_ragged(value: Any) -> bool:
     rows = isinstance(value, list | tuple) and all(isinstance(row, Sequence | np.ndarray) for row in value)
     return rows and len({len(row) for row in value}) > 1
-
-
-def dtype_of(value: ValueInfo) -> np.dtype:
-    """The element type of an input that is a tensor."""
-    assert isinstance(value.type, TensorType)
-    return value.type.dtype
 
 
 def pack_texts(model: Model, texts: Sequence[Sequence[int]], tokens: int) -> dict[str, np.ndarray]:

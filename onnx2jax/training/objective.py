@@ -27,7 +27,7 @@ from ..eval.interpreter import Context, Settings, evaluate
 from ..eval.layers import Rolling
 from ..eval.node_errors import bound_fix
 from ..ir.graph import Graph, Node
-from ..model.caches import Caches, caches
+from ..model.caches import Caches, caches, complete_feeds, derived_inputs
 from ..model.calls import arguments
 from ..model.calls.outputs import as_outputs, field_names
 from ..model.model import Model
@@ -38,7 +38,7 @@ from ..sharding.plans import mesh_of
 from ..sharding.processes import check_mesh
 from ..sharding.rules import own_rules
 from ..sharding.stages import Staged
-from .decoders import complete_feeds, derived_inputs, next_token_loss, pad_ragged
+from .decoders import next_token_loss, pad_ragged
 from .engine import FineTuningState
 from .form import Form
 

@@ -97,6 +97,11 @@ def test_prefill_takes_embeddings(decoder: Decoder) -> None:
         bare.generate([5, 3], 2)
 
 
+def test_feeds_need_an_input_of_tokens(decoder: Decoder) -> None:
+    with pytest.raises(InputNameError, match=r"takes 'inputs_embeds' rather than tokens: pass all inputs to"):
+        decoder.feeds([5, 17])
+
+
 def test_an_embedding_model_without_token_input_raises() -> None:
     with pytest.raises(UnsupportedError, match="the embedding model 'main' has no token input"):
         onnx2jax.decoder(onnx2jax.convert(FILE.proto), embed=onnx2jax.convert(VISION))

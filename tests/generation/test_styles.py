@@ -239,3 +239,14 @@ def test_declared_types_of_inner_values_are_not_compared() -> None:
         warnings.simplefilter("error", DeclarationWarning)
         found = onnx2jax.decoder(proto, dtype="bfloat16")
     assert {a.shape[-1] for a in jax.tree.leaves(found.empty_cache(1, 4)) if a.ndim == 4} == {decoders.SIZE}
+
+
+@pytest.mark.parametrize("style", ["group query", "Concat"])
+def test_feeds_are_the_inputs_of_the_model(style: str) -> None:
+    found = decoder(style)
+    feeds = found.feeds([P, P[::-1]])
+    every, *_ = found.model(feeds)
+    np.testing.assert_allclose(every[0, -1], logits(style, P, 1)[0], rtol=1e-4, atol=1e-4)
+    assert every.shape[:2] == (2, len(P)) and found.feeds(P, extra=1)["extra"] == 1
+    with pytest.raises(InputShapeError, match=r"prompts of \[3, 5\] tokens: feeds has no padding"):
+        found.feeds([P, Q])
