@@ -176,7 +176,8 @@ def evaluate(graph: Graph, inputs: Mapping[str, Any], context: Context, outer: S
     if context.layers is not None:
         nodes = context.layers.nodes(graph)
     elif context.host is None and context.tape is None and settings.optimize and settings.place is None:
-        nodes = fused(graph)
+        joins = (isinstance(node.target, Operator) and node.target.for_siblings for node in nodes)
+        nodes = fused(graph) if any(joins) else nodes
     run_nodes(nodes, scope, context)
     return tuple(scope[v.name] for v in graph.outputs)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import time
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -35,6 +35,7 @@ from ..jaxpr.const_eval import Unfoldable
 from ..jaxpr.pipeline import Passes
 from ..limits import LARGEST_CONSTANT
 from ..ops.arrays import is_traced
+from ..proto.dtypes import HOST_ONLY
 from ..proto.mapped import owned
 from .cut import body_of
 from .dispatch import BoundCall, CallContext, Callee, Constants, DispatchCache, Signature, signature
@@ -72,11 +73,12 @@ class Subprogram:
         """``chosen`` are inputs whose values a caller chooses, unlike a loop's counter; ``place`` is "2 of 3"."""
         self.graph, self.settings = graph, settings
         self._compiling = f"compiling {graph.name!r}{f', program {place}' if place else ''}"
-        self.specialisation = Specialisation(graph, chosen)
+        self.specialisation = Specialisation(graph, frozenset(chosen))
         self.layers = Rolling(settings.scan_layers) if settings.scan_layers else None
         self.executables: DispatchCache[Executable | Sections] = DispatchCache()
         self.compiles, self.seconds = 0, 0.0
         self._jitted = Jitted(self._jit)
+        self._store = None if settings.cache_dir is None else Store(settings.cache_dir)
         self._keys = dict.fromkeys(g.key(n) for g in graph.walk() for n in g.initializers)
         whole = graph.complete
         self._types = {v.name: v.type for v in whole.outputs}
@@ -84,21 +86,46 @@ class Subprogram:
         self._reads = tuple(sorted(graph.captures | (inputs & graph.initializers.keys())))
 
     def _jit(self, foreign: bool) -> Any:
-        """The graph as a jitted function, which counts compilations unless they are the caller's."""
+        """The graph as a jitted function, for calls that no Executable runs."""
+        jitted = jax.jit(in_auto_axes(self._function(foreign), batch=2), static_argnums=0)
+        return jitted if foreign else persistent(jitted, self._store, static=1)
 
-        def traced(*args: Any) -> list[Any]:
-            results = self._trace(*args)
+    def _function(self, foreign: bool) -> Callable[..., list[Any]]:
+        """The graph as a function to jit, which counts compilations unless they are the caller's.
+
+        Its outputs that are known become constant outputs.
+        """
+
+        def trace(key: Constants, params: dict[str, Any], values: dict[str, Any], rng: Any) -> list[Any]:
+            with compat.enable_x64(), compat.on_platform(self.settings.platform):
+                # JAX caches 64-bit constants by identity, and would reuse these in a caller's jit in 32-bit mode.
+                scalars, known = ({n: a.copy() for n, a in arrays.items()} for arrays in (key.params, key.inputs))
+                every, traces = params | scalars, key.caller_traces
+                context = Context(every, rng, self.settings, caller_traces=traces, layers=self.layers)
+                outputs = zip(self.graph.outputs, evaluate(self.graph, values | known, context), strict=True)
+                results = [
+                    v if isinstance(v, jax.Array) and v.dtype not in HOST_ONLY else self._converted(declared.name, v)
+                    for declared, v in outputs
+                ]
+            results = unaliased(results, jax.tree.leaves((params, values)))
             if not foreign:
                 check_memory_of_outputs(self.graph, results)
-            if not foreign:
                 progress.announce(self._compiling)
-            self.compiles += not (foreign or jax.config.jax_disable_jit)  # type: ignore[attr-defined]
+                self.compiles += not jax.config.jax_disable_jit  # type: ignore[attr-defined]
             return results
 
-        trace = in_auto_axes(traced, batch=2)
         trace.__name__ = re.sub(r"\W", "_", self.graph.name) or "onnx_model"  # profiles and jaxprs show it
-        jitted = jax.jit(trace, static_argnums=0)
-        return jitted if foreign else persistent(jitted, Store.of(self.settings.cache_dir), static=1)
+        return trace
+
+    def _converted(self, name: str, value: Any) -> Any:
+        """An output that is no array of JAX's as a jitted function can return it."""
+        value = computed(value, self._types.get(name))
+        if isinstance(value, np.ndarray) and value.size <= LARGEST_CONSTANT and not value.dtype.hasobject:
+            return ConstantOutput(owned(value))
+        if is_jax(result := to_device(value)):
+            return result
+        producers = [node for node in self.graph.nodes if name in node.outputs]
+        raise NeedsHost(producers, f"{name!r} holds {without_arrays(value)}")
 
     def __call__(self, scope: Mapping[str, Any], fixed: Collection[str], context: CallContext) -> Outcome:
         """A call of the graph.
@@ -111,8 +138,7 @@ class Subprogram:
         reads, params = {n: scope[n] for n in self._reads if n in scope}, context.params
         caller_traces = False
         while True:  # once more for each set of inputs whose values a node turns out to need
-            pinned, rest = self.specialisation.divided(reads, fixed)
-            specialised = context._replace(constants=context.constants.with_inputs(pinned, caller_traces))
+            pinned, rest, specialised = self.specialisation.divided(reads, fixed, context, caller_traces)
             key, leaves = self._signed(rest, specialised)
             bound: BoundCall | None = params.bound.get(key) if key is not None else None  # type: ignore[attr-defined]
             if bound is not None:
@@ -177,11 +203,12 @@ class Subprogram:
         With a pool, one of its threads compiles it; otherwise it is compiled here if ``cache_dir`` keeps it.
         """
         params: Any = context.params
-        constants, rng, jitted = context.constants, context.rng, self._jitted(False)
+        # Of its own: no mesh is around it, and no other program has its types.
+        constants, rng, jitted = context.constants, context.rng, jax.jit(self._function(False), static_argnums=0)
         args = self._own_params(params.types), dict(values), rng
         device = device_of((*leaves, *(params[k] for k in list(args[0])[:1])))
         options = Passes("" if device is None else compat.lowering_platform(device), self.settings.skip)
-        store = Store.of(self.settings.cache_dir)
+        store = self._store
         if self.settings.scan_layers == "calls" and device is not None:
             traced = jitted.trace(constants, *args)
             if (sections := sections_of(traced, sorted(args[0]), device, options, store=store)) is not None:
@@ -233,8 +260,7 @@ class Subprogram:
         reads = {n: scope[n] for n in self._reads if n in scope}
         if not self.specialisation.names.isdisjoint(stand_ins):
             return None
-        pinned, rest = self.specialisation.divided(reads, fixed)
-        specialised = context._replace(constants=context.constants.with_inputs(pinned))
+        pinned, rest, specialised = self.specialisation.divided(reads, fixed, context)
         key, leaves = self._signed(rest, specialised)
         if key is None or key.program in self.executables:
             return None
@@ -257,7 +283,7 @@ class Subprogram:
         constant = frozenset(n for n, r in zip(names, results, strict=True) if isinstance(r, ConstantOutput))
         return Outcome(with_constants(results), constant)
 
-    def _run(self, values: dict[str, Any], context: CallContext) -> list[Any]:
+    def _run(self, values: Mapping[str, Any], context: CallContext) -> list[Any]:
         """A call of the program as it was traced: of a caller's transformation, a mesh, or without optimisation."""
         args = self._own_params(context.params), values, context.rng
         run = compat.call_in_64_bits if context.x32 else call_serially
@@ -270,27 +296,12 @@ class Subprogram:
         """The parameters that the graph reads."""
         return {k: params[k] for k in self._keys if k in params}
 
-    def _trace(self, key: Constants, params: dict[str, Any], values: dict[str, Any], rng: Any) -> list[Any]:
-        """The graph's outputs, as jit traces them; known ones become constant outputs."""
-        with compat.enable_x64(), compat.on_platform(self.settings.platform):
-            every, traces = {**params, **_copies(key.params)}, key.caller_traces
-            context = Context(every, rng, self.settings, caller_traces=traces, layers=self.layers)
-            results = []
-            for declared, value in zip(
-                self.graph.outputs, evaluate(self.graph, {**values, **_copies(key.inputs)}, context), strict=True
-            ):
-                value = computed(value, self._types.get(declared.name))
-                result = ConstantOutput(owned(value)) if _is_constant(value) else to_device(value)
-                if not isinstance(result, ConstantOutput) and not is_jax(result):
-                    producers = [node for node in self.graph.nodes if declared.name in node.outputs]
-                    raise NeedsHost(producers, f"{declared.name!r} holds {without_arrays(value)}")
-                results.append(result)
-        return unaliased(results, jax.tree.leaves((params, values)))
-
     def _count(self, seconds: float, values: Mapping[str, Any], pinned: Mapping[str, np.ndarray]) -> None:
         """Record the time and the shapes of a compilation; warn when there are too many."""
         self.seconds += seconds
-        self.specialisation.note(values, pinned)
+        for name, value in (*values.items(), *pinned.items()):
+            text = value.tolist() if name in pinned else jax.tree.map(np.shape, value)
+            self.specialisation.seen.setdefault(name, set()).add(str(text))
         if self.compiles == self.settings.warn_after + 1:
             name, shapes = max(self.specialisation.seen.items(), key=lambda item: len(item[1]))
             what = "values" if name in pinned else "shapes"
@@ -302,15 +313,6 @@ class Subprogram:
                 RecompilationWarning,
                 stacklevel=2,
             )
-
-
-def _copies(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Copies: JAX caches 64-bit constants by identity, and would reuse them in a caller's jit in 32-bit mode."""
-    return {n: a.copy() for n, a in arrays.items()}
-
-
-def _is_constant(value: Any) -> bool:
-    return isinstance(value, np.ndarray) and value.size <= LARGEST_CONSTANT and not value.dtype.hasobject
 
 
 def _stand_in(aval: Any) -> np.ndarray:

@@ -51,11 +51,6 @@ class Constants:
         self._key = (caller_traces, *((kind, n, v.dtype.str, v.shape, _content(v)) for kind, n, v in arrays))
         self._hash = hash(self._key)
 
-    def with_inputs(self, inputs: Mapping[str, Any], caller_traces: bool = False) -> Constants:
-        """The same parameters with other inputs."""
-        same = inputs == {} == self.inputs and caller_traces == self.caller_traces
-        return self if same else Constants(self.params, inputs, caller_traces)
-
     def __hash__(self) -> int:
         return self._hash
 
@@ -95,7 +90,7 @@ class CallContext(NamedTuple):
 
     def without_inputs(self) -> CallContext:
         """The same without the values of inputs among the constants."""
-        return self._replace(constants=self.constants.with_inputs({}))
+        return self._replace(constants=Constants(self.constants.params)) if self.constants.inputs else self
 
 
 class Callee:

@@ -50,7 +50,10 @@ class Executable:
             store: keeps what the traced program compiles to.
         """
         self._jitted, self._constants, self.options, self._store = jitted, constants, options, store
-        self._types = jax.tree.map(_as_type, args)
+        # Random keys and NumPy arrays have no weak type.
+        self._types = jax.tree.map(
+            lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype, weak_type=getattr(v, "weak_type", False)), args
+        )
         self._names = sorted(args[0])
         self._split: SplitProgram | None = None
         """The program, until it is compiled."""
@@ -63,7 +66,7 @@ class Executable:
         if kept is None:
             with progress.stage(f"tracing {jitted.__name__}"):
                 traced = jitted.trace(constants, *args)
-                self._split = self._as_split(traced)
+                self._split = pipeline.run(traced.jaxpr, len(self._names), options)
             assert self._split.main is not None
             self.result_types = self._split.main.out_avals
             compiler_options = pipeline.compiler_options(self._split.main, options)
@@ -77,9 +80,11 @@ class Executable:
         def main(hoisted: Sequence[Any], leaves: Sequence[Any], donated: Sequence[Any] = ()) -> list[Any]:
             # Traced again after jax.clear_caches or in another configuration: then from the start.
             first, self._split = self._split, None
-            now = first or self._as_split(self._jitted.trace(self._constants, *self._types))
+            if first is None:
+                again = self._jitted.trace(self._constants, *self._types)
+                first = pipeline.run(again.jaxpr, len(self._names), options)
             arguments = *hoisted, *leaves, *donated
-            return unaliased(map(to_device, as_function(now.main)(*arguments)), arguments)  # NumPy's in jax.disable_jit
+            return unaliased(map(to_device, as_function(first.main)(*arguments)), arguments)  # NumPy in disable_jit
 
         main.__name__ = jitted.__name__  # profiles show it
         self._whole: Any = jax.jit(main, donate_argnums=2, compiler_options=compiler_options)
@@ -202,10 +207,6 @@ class Executable:
         """The state that spares another process tracing."""
         return Kept(self._results, self._hoisting, None)
 
-    def _as_split(self, traced: Any) -> SplitProgram:
-        count = len(jax.tree.leaves(self._types[0]))
-        return pipeline.run(traced.jaxpr, count, self.options)
-
 
 def portable(lowered: Any, store: Store | None = None) -> Callable[..., Any] | None:
     """A lowered function compiled; None if its code is bound to this process, or an argument has 4 bits."""
@@ -213,8 +214,3 @@ def portable(lowered: Any, store: Store | None = None) -> Callable[..., Any] | N
         return None  # code of this process, or of libraries that lowering makes ready
     compiled: Callable[..., Any] = load_or_compile(lowered, store)
     return compiled
-
-
-def _as_type(value: Any) -> jax.ShapeDtypeStruct:
-    weak = getattr(value, "weak_type", False)  # random keys and NumPy arrays have none
-    return jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=weak)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from .dispatch import DispatchCache, signature_of
 from .program_cache import Store
 
 
+@dataclass(eq=False)
 class Jitted:
     """The jitted functions of one function, those for callers' traces apart, which neither count nor serve a model.
 
@@ -24,16 +26,15 @@ class Jitted:
     has operations that nobody else can compile: then, and afterwards, the function is jitted anew.
     """
 
-    def __init__(self, jit: Callable[..., Any]) -> None:
-        """``jit(foreign, *options)`` jits the function, for callers' traces or for this package's own programs."""
-        self._jit = jit
-        self._functions: dict[tuple[bool, ...], tuple[list[Any], Any]] = {}
+    jit: Callable[..., Any]
+    """``jit(foreign, *options)`` jits the function, for callers' traces or for this package's own programs."""
+    _functions: dict[tuple[bool, ...], tuple[list[Any], Any]] = field(default_factory=dict, init=False)
 
     def __call__(self, *options: bool) -> Any:
         """The jitted function for a caller's trace, or for a program of this package."""
         functions, entry = compat.functions(), self._functions.get(options)
         if entry is None or entry[0] != functions:
-            entry = self._functions[options] = functions, self._jit(*options)
+            entry = self._functions[options] = functions, self.jit(*options)
         return entry[1]
 
 

@@ -103,10 +103,8 @@ def device_of(values: Iterable[Any]) -> jax.Device | None:
                 return None
             if value.committed:
                 (committed,) = devices
-    return committed or _default_device()
-
-
-def _default_device() -> jax.Device:
+    if committed is not None:
+        return committed
     default: Any = jax.config.jax_default_device  # type: ignore[attr-defined]
     if default is None:
         return jax.local_devices()[0]

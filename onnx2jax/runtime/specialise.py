@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-import jax
 import numpy as np
 
 from ..errors import KnownValueError
@@ -15,6 +15,7 @@ from ..ir.graph import Graph, Node
 from ..limits import BY_VALUE, MOST_VALUES
 from ..ops.arrays import is_traced
 from ..ops.registry import Operator
+from .dispatch import CallContext, Constants
 
 
 class NeedsHost(Exception):
@@ -25,28 +26,34 @@ class NeedsHost(Exception):
         self.nodes, self.reason = nodes, reason
 
 
+@dataclass(eq=False)
 class Specialisation:
     """The inputs of a graph whose values are part of the signature of its programs.
 
     Attributes:
-        names: those inputs.
+        graph: the graph.
+        chosen: those of its inputs whose values a caller chooses, unlike a loop's counter.
+        names: the inputs whose values are part of the signature.
         seen: for each input, the shapes in which it was compiled, or the values, as text.
         deciding: control-flow nodes, with the inputs that are specialised on for them.
     """
 
-    def __init__(self, graph: Graph, chosen: Collection[str]) -> None:
-        """``chosen`` are inputs whose values a caller chooses, unlike a loop's counter."""
-        self.graph, self.names, self.seen = graph, set[str](), dict[str, set[str]]()
-        self._chosen = frozenset(chosen)
-        self.deciding: dict[Node, set[str]] = {}
+    graph: Graph
+    chosen: frozenset[str] = frozenset()
+    names: set[str] = field(default_factory=set)
+    seen: dict[str, set[str]] = field(default_factory=dict)
+    deciding: dict[Node, set[str]] = field(default_factory=dict)
 
-    def divided(self, reads: Mapping[str, Any], fixed: Collection[str]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """The values that are part of the signature, ``fixed`` ones included, and the others."""
+    def divided(
+        self, reads: Mapping[str, Any], fixed: Collection[str], context: CallContext, caller_traces: bool = False
+    ) -> tuple[Mapping[str, np.ndarray], Mapping[str, Any], CallContext]:
+        """The values that are part of the signature, ``fixed`` ones included, the others, and the call's context."""
         known = {n for n, v in reads.items() if n in fixed or (n in self.names and not is_traced(v))}
-        if not known:
-            return {}, dict(reads)
+        if not (known or context.constants.inputs or caller_traces):
+            return {}, reads, context
         pinned = {n: np.asarray(to_host(reads[n])) for n in reads if n in known}
-        return pinned, {n: v for n, v in reads.items() if n not in known}
+        specialised = context._replace(constants=Constants(context.constants.params, pinned, caller_traces))
+        return pinned, {n: v for n, v in reads.items() if n not in known}, specialised
 
     def check_types(self, rest: Mapping[str, Any]) -> None:
         """Raise NeedsHost for nodes that read strings, maps or floats of 6 bits."""
@@ -71,7 +78,7 @@ class Specialisation:
         sources = self.sources(error, values)
         small = {n for n in sources if not is_traced(values[n]) and is_small(values[n])}
         # Each value costs a compilation: worth it for what a caller chooses, and before heavy work.
-        chosen = small if isinstance(node.target, Operator) and node.target.heavy else small & self._chosen
+        chosen = small if isinstance(node.target, Operator) and node.target.heavy else small & self.chosen
         if chosen and (node.graphs or chosen == sources):
             self.names |= chosen
             if node.graphs:
@@ -83,12 +90,6 @@ class Specialisation:
     def sources(self, error: KnownValueError, values: Iterable[str]) -> set[str]:
         """The inputs from which the needed values are computed."""
         return analysis.sources(self.graph.nodes, error.values).intersection(values)
-
-    def note(self, values: Mapping[str, Any], pinned: Mapping[str, np.ndarray]) -> None:
-        """Record the shapes and values of a compilation."""
-        for name, value in (*values.items(), *pinned.items()):
-            text = value.tolist() if name in pinned else jax.tree.map(np.shape, value)
-            self.seen.setdefault(name, set()).add(str(text))
 
 
 def is_small(value: Any) -> bool:

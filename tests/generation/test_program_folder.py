@@ -13,16 +13,16 @@ import pytest
 
 import onnx2jax
 from onnx2jax.generation.sampling import greedy
-from onnx2jax.runtime.executable import Executable
+from onnx2jax.jaxpr import pipeline
 from tests.support.helpers import ROOT
 from tests.support.ledger import spent
 
 SCRIPT = """
 import sys, jax, onnx2jax
-from onnx2jax.runtime.executable import Executable
+from onnx2jax.jaxpr import pipeline
 decoder = onnx2jax.decoder(onnx2jax.demo_decoder(), cache_dir=sys.argv[1])
 if sys.argv[2] == "again":
-    Executable._as_split = None
+    pipeline.run = None
     jax.stages.Lowered.compile = None
 texts = decoder.generate([list(b"one two "), list(b"nine ")], 12, rng=1)
 beams = decoder.beam_search([list(b"one two "), list(b"nine ")], 12, beams=2)
@@ -58,7 +58,7 @@ def test_stored_programs_do_not_depend_on_weights_but_on_users_functions(
     def reject(*_: Any) -> Any:
         raise AssertionError("traced")
 
-    monkeypatch.setattr(Executable, "_as_split", reject)
+    monkeypatch.setattr(pipeline, "run", reject)
     table = model.params["embedding.weight"]  # tied: rolling its rows renumbers the tokens
     rolled = onnx2jax.decoder(model.with_params({"embedding.weight": np.roll(table, 1, axis=0)}))
     assert rolled.generate([t + 1 for t in prompt], 4).texts() == [[t + 1 for t in row] for row in wanted]

@@ -275,7 +275,7 @@ def test_a_model_without_weights_runs_where_jax_does(
     platform: str, is_one_cpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a GPU it gets none of the CPU's passes; nor does one whose weights span devices."""
-    monkeypatch.setattr(params, "_default_device", lambda: SimpleNamespace(platform=platform))
+    monkeypatch.setattr(jax, "local_devices", lambda: [SimpleNamespace(platform=platform)])
     assert params.DeviceParams({}, {}.__getitem__, lambda _, v: v).on_one_cpu is is_one_cpu
     mesh = jax.make_mesh((2,), ("data",))
     spread = jax.device_put(np.ones(2), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data")))
