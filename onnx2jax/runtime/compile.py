@@ -35,8 +35,8 @@ from ..jaxpr.const_eval import Unfoldable
 from ..jaxpr.pipeline import Passes
 from ..limits import LARGEST_CONSTANT
 from ..ops.arrays import is_traced
-from ..proto.dtypes import HOST_ONLY
 from ..proto.mapped import owned
+from ..proto.types import HOST_ONLY
 from .cut import body_of
 from .dispatch import BoundCall, CallContext, Callee, Constants, DispatchCache, Signature, signature
 from .executable import Executable

@@ -184,17 +184,8 @@ def check_readable(value: Any, *what: Any) -> None:
 def _as_array(declared: ValueInfo, kind: TensorType, value: Any) -> Any:
     if value is None:
         raise InputTypeError(f"input {declared} takes an array, not None")
-    check_readable(value, "input", declared)
-    if is_key(value):
-        raise InputTypeError(f"input {declared} is given a random key; pass it by name: model(..., rng=key)")
-    if isinstance(value, jax.Array):
-        if value.weak_type:
-            # A Python number (or its tangent under jax.jvp) takes the declared precision
-            floating = all(jnp.issubdtype(d, jnp.floating) for d in (value.dtype, kind.dtype))
-            value = lax.convert_element_type(value, kind.dtype if floating else value.dtype)
-        value = widened(value, kind.dtype)
-    elif not isinstance(value, np.ndarray | np.generic):
-        value = from_python(declared, kind, value)
+    if type(value) is not np.ndarray:
+        value = _from_other(declared, kind, value)
     if kind.dtype == object and getattr(value.dtype, "kind", "") in "OSTU":
         return as_text(f"input {declared}", np.asarray(value))
     if kind.dtype == np.int64 and value.dtype == np.int32:  # exact, and what JAX makes of integers
@@ -211,6 +202,20 @@ def _as_array(declared: ValueInfo, kind: TensorType, value: Any) -> Any:
         actual = f"{value.dtype}{list(value.shape)}"
         raise InputTypeError(f"input {declared} is given as {actual}; {fix}", rule="GR-17")
     return np.asarray(value) if isinstance(value, np.generic) else value
+
+
+def _from_other(declared: ValueInfo, kind: TensorType, value: Any) -> Any:
+    """A value that is no plain array of NumPy's, as an array whose dtype is yet to be checked."""
+    check_readable(value, "input", declared)
+    if is_key(value):
+        raise InputTypeError(f"input {declared} is given a random key; pass it by name: model(..., rng=key)")
+    if isinstance(value, jax.Array):
+        if value.weak_type:
+            # A Python number (or its tangent under jax.jvp) takes the declared precision
+            floating = all(jnp.issubdtype(d, jnp.floating) for d in (value.dtype, kind.dtype))
+            value = lax.convert_element_type(value, kind.dtype if floating else value.dtype)
+        return widened(value, kind.dtype)
+    return value if isinstance(value, np.ndarray | np.generic) else from_python(declared, kind, value)
 
 
 def as_text(what: str, array: np.ndarray) -> np.ndarray:

@@ -164,13 +164,13 @@ MOST: Final = 3
 """Compilations for a growing cache before the warning."""
 
 
+@dataclass(eq=False)
 class CacheGrowth:
     """Detects growing KV caches from the last shapes of a model's inputs."""
 
-    def __init__(self) -> None:
-        self._last: dict[str, list[tuple[int, ...]]] = {}
-        self._names: set[str] | None = None
-        """Inputs that are KV caches, computed when an input first grows; empty after the warning."""
+    _last: dict[str, list[tuple[int, ...]]] = field(default_factory=dict, init=False)
+    _names: set[str] | None = field(default=None, init=False)
+    """Inputs that are KV caches, computed when an input first grows; empty after the warning."""
 
     def note(self, graph: Graph, inputs: Sequence[ValueInfo], values: Mapping[str, Any]) -> None:
         """Record the shapes of a call that compiled; warn once, when a KV cache has grown MOST - 1 times.
