@@ -12,20 +12,20 @@ import jax
 from jax.sharding import Mesh
 
 from .. import compat
-from ..errors import InputNameError, InputTypeError, RandomKeyError, did_you_mean, known_keywords, names_list
+from ..errors import InputTypeError, RandomKeyError
 from ..eval.settings import Settings
 from ..eval.values import to_host
-from ..ir.graph import Graph, nodes_named
+from ..ir.graph import Graph
 from ..ir.patterns import check_lookups
 from ..ops.arrays import is_traced
 from ..proto.origin import Origin
-from ..proto.types import TensorType, ValueInfo
+from ..proto.types import ValueInfo
 from ..sharding.processes import equal_arguments, one_seed
 from .calls import arguments, buckets
-from .calls.outputs import as_outputs, bundled, unshared
+from .calls.outputs import as_outputs, bundled, positions, unshared
 from .files.exports import Exports
 from .options import Options
-from .parameters import register
+from .parameters import attributes_of, register
 from .spec import Spec
 from .views import Views
 
@@ -71,8 +71,7 @@ class Model(Views, Exports):
     placement: Placement | None
 
     def __init__(self, spec: Spec, runtime: Runtime | None = None) -> None:
-        fields = {"spec": spec, **{n: getattr(spec, n) for n in Model.__annotations__}}
-        vars(self).update(fields, types=spec.stored)
+        vars(self).update(spec=spec, **attributes_of(Model, spec))
         if runtime is not None:
             vars(self)["_runtime"] = runtime
         elif spec.placement is not None:
@@ -141,7 +140,9 @@ class Model(Views, Exports):
             feeds: inputs by name.
             rng: random key; a fresh one when left out.
         """
-        wanted = range(len(self.outputs)) if output_names is None else self._positions(output_names)
+        wanted: Sequence[int] = range(len(self.outputs))
+        if output_names is not None:
+            wanted = positions(output_names, [v.name for v in self.outputs], self.graph)
         runtime = self._runtime
         signature, values = runtime.signature((), feeds, True) if isinstance(feeds, dict) else (None, [])
         bound = runtime.params.bound.get(signature) if rng is None else None
@@ -229,59 +230,8 @@ class Model(Views, Exports):
             mesh = None if is_traced(list(params.values()), args, list(named.values())) else self._mesh
             values, rng = equal_arguments(mesh, "model.apply", partial(self._bind, args, named, rng))
             values = {n: snapshot(v) for n, v in values.items()}
-            results = self._applied(values, {**self._runtime.unchecked, **params}, rng, x32)
+            results = self._runtime.applied(values, {**self._runtime.unchecked, **params}, rng, x32)
             return as_outputs(self._runtime.fields, results)
-
-    def _applied(self, values: dict[str, Any], params: Mapping[str, Any], rng: Any, x32: bool) -> tuple[Any, ...]:
-        """The outputs as a function of parameters, checked here, and of checked inputs; the others are the model's."""
-        from ..runtime.dispatch import CallContext, Constants, snapshot
-        from .runtime import put
-
-        checked = {n: snapshot(arguments.as_param(n, v, self._type_of(n, v))) for n, v in params.items()}
-        passed = put(self.placement, checked)
-        others = self._runtime.arguments(n for n in self.types if n not in passed)
-        feeds = values
-        if self.placement is not None:
-            feeds, rng = self.placement.put_inputs(values), self.placement.put_replicated(rng)
-        program = self._runtime.program
-        results = program.outputs(feeds, CallContext(others | passed, Constants({}, self.static), rng, passed, x32))
-        self._runtime.declared.compare(values | dict(self.static), results)
-        return results
-
-    @known_keywords
-    def with_params(self, params: Mapping[str, Any], *, new_shapes: bool = False) -> Self:
-        """The model with new values for some of its parameters.
-
-        Compiled programs are shared, unless shapes are new: then outputs are declared as computed, and ``save`` writes
-        the new shapes.
-
-        Args:
-            params: arrays by name; NumPy's are copied.
-            new_shapes: allow other shapes for initializers of the main graph: a head with another number of classes,
-                a larger vocabulary.
-
-        Raises:
-            InputNameError, InputTypeError: an unknown name, or another dtype.
-            InputShapeError: another shape without ``new_shapes``, or one that the graph cannot compute with.
-
-        >>> import numpy as np, onnx2jax
-        >>> model = onnx2jax.convert(onnx2jax.demo_model())
-        >>> head = {n: model.params[n][:3] for n in ("fc.weight", "fc.bias")}
-        >>> model.with_params(head, new_shapes=True).outputs[0].shape
-        ('batch', 3)
-        """
-        from ..runtime.params import immutable
-
-        arguments.check_names(params, self.types)
-        with compat.enable_x64():
-            types = {n: self._type_of(n, v) for n, v in params.items()}
-            types = {n: replace(t, shape=None) if new_shapes else t for n, t in types.items()}
-            changes = {n: immutable(arguments.as_param(n, v, types[n])) for n, v in params.items()}
-        if any(v.shape != self.types[n].shape for n, v in changes.items()):
-            from .changes.shapes import with_new_shapes
-
-            return with_new_shapes(self, changes)
-        return self._replace(replace(self.spec, changes={**self.spec.changes, **changes}))
 
     def with_options(self, **options: Any) -> Self:
         """The model under other options, with the same parameter values, trained ones too.
@@ -308,17 +258,6 @@ class Model(Views, Exports):
         if "weights" not in options and spec.placement is self.placement and spec.stored == self.types:
             new._runtime.share_params(self._runtime)
         return new
-
-    def _replace(self, spec: Spec) -> Self:
-        """The model of another spec; shares programs if only parameter values differ."""
-        runtime, unchecked = self._runtime, {id(v) for v in self._runtime.unchecked.values()}
-        structure = runtime.structure if spec.differs_only_in_values(self.spec) else None
-        left = {n: v for n, v in spec.changes.items() if id(v) in unchecked or is_traced(v)}
-        if structure is None and not left:
-            return type(self)(spec)
-        from .runtime import Runtime
-
-        return type(self)(spec, Runtime(spec, structure, left))
 
     def explain(self) -> str:
         """The partitions of the model as a table: where each runs and why, with compilations and seconds so far."""
@@ -372,22 +311,6 @@ class Model(Views, Exports):
             spec = replace(spec, changes={n: params.get(n, v) for n, v in spec.changes.items()})
         return _restored, (spec, params)
 
-    def _meant(self, names: Sequence[str]) -> str:
-        """What names that are not outputs are, as the end of a message."""
-        inner = [n for n in names if n in self.graph.producers]
-        return f"; for inner values: model.values(inputs, names={inner})" if inner else nodes_named(self.graph, names)
-
-    def _positions(self, output_names: str | Sequence[str]) -> Sequence[int]:
-        if isinstance(output_names, Mapping):
-            raise InputTypeError("the arguments are swapped: run(output_names, inputs)")
-        names, wanted = [v.name for v in self.outputs], names_list(output_names)
-        if unknown := [n for n in wanted if n not in names]:
-            raise InputNameError(
-                f"there is no output {', '.join(map(repr, unknown))}; the model's outputs are {names}"
-                f"{self._meant(unknown) or did_you_mean(unknown, names)}"
-            )
-        return [names.index(n) for n in wanted]
-
     def _bind(self, args: Sequence[Any], named: Mapping[str, Any], rng: Any) -> tuple[dict[str, Any], Any]:
         """A call's arguments by input name, and its random key."""
         if len(args) == 1 and isinstance(args[0], Model):  # optax calls masks and labels that are callable
@@ -399,10 +322,6 @@ class Model(Views, Exports):
             named, rng = {**named, "rng": rng}, None
         values = arguments.bind(self.inputs, self.optional, args, named, self.settings.dtype)
         return values, None if rng is None else arguments.as_key(rng)
-
-    def _type_of(self, name: str, value: Any) -> TensorType:
-        """The type that a new value of a parameter has to have: its own, or that of the file."""
-        return self._runtime.structure.type_of(name, value)
 
     @property
     def _mesh(self) -> Mesh | None:
@@ -433,7 +352,7 @@ class Model(Views, Exports):
                 )
         runtime, spec = self._runtime, self.spec
         if runtime.unchecked or spec.settings.is_traced:
-            return self._applied(values, runtime.unchecked, rng, x32)
+            return runtime.applied(values, runtime.unchecked, rng, x32)
         if runtime.background is not None and (early := runtime.evaluated(signature, values, as_numpy)) is not None:
             return early
         padded, extents = buckets.pad(self.inputs, values, spec.bucket) if spec.bucket else (values, {})
@@ -451,14 +370,15 @@ class Model(Views, Exports):
         results = runtime.unpad(values, padded, outcome.outputs, extents) if extents else outcome.outputs
         if extents and not self.graph.draws and not is_traced(results):  # random numbers depend on the shape
             runtime.verify_padding(values, padded, results, extents, x32)
-        compilations, traced = runtime.program.compilations, is_traced(values)
-        if (traced or compilations != runtime.structure.compared) and not spec.max_size:
-            runtime.declared.compare(values | dict(self.static), results)
-        if compilations != runtime.structure.compared and not traced:  # a new signature
+        structure, traced = runtime.structure, is_traced(values)
+        is_new = structure.compared != (compilations := runtime.program.compilations)
+        if (traced or is_new) and not spec.max_size:
+            structure.declared.compare(values | dict(self.static), results)
+        if is_new and not traced:
             check_lookups(self.graph, values)
-            runtime.structure.compared = compilations
+            structure.compared = compilations
             if not spec.max_size:
-                runtime.growth.note(self.graph, self.inputs, values)
+                structure.growth.note(self.graph, self.inputs, values)
         if rng is None and not extents:  # not a call that pads
             runtime.bind(signature, arrays, checked, outcome.bound)
         return results

@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +20,12 @@ import numpy as np
 from jax import export
 from jax.tree_util import DictKey
 
-from ..errors import InputTypeError, UnsupportedError
+from .. import compat
+from ..errors import InputTypeError, UnsupportedError, known_keywords
 from ..ir.graph import read_constants
 from ..ops.arrays import is_traced
 from ..proto.types import TensorType
-from .calls.arguments import as_param, stack_of
+from .calls.arguments import as_param, check_names, stack_of
 from .spec import Spec
 
 if TYPE_CHECKING:
@@ -133,6 +135,53 @@ class Parameters:
         every = {**file, **changes, **converted}
         return {n: every[n] if n in unchecked else _on_host(every[n]) for n in self.types}
 
+    @known_keywords
+    def with_params(self, params: Mapping[str, Any], *, new_shapes: bool = False) -> Self:
+        """The model with new values for some of its parameters.
+
+        Compiled programs are shared, unless shapes are new: then outputs are declared as computed, and ``save`` writes
+        the new shapes.
+
+        Args:
+            params: arrays by name; NumPy's are copied.
+            new_shapes: allow other shapes for initializers of the main graph: a head with another number of classes,
+                a larger vocabulary.
+
+        Raises:
+            InputNameError, InputTypeError: an unknown name, or another dtype.
+            InputShapeError: another shape without ``new_shapes``, or one that the graph cannot compute with.
+
+        >>> import numpy as np, onnx2jax
+        >>> model = onnx2jax.convert(onnx2jax.demo_model())
+        >>> head = {n: model.params[n][:3] for n in ("fc.weight", "fc.bias")}
+        >>> model.with_params(head, new_shapes=True).outputs[0].shape
+        ('batch', 3)
+        """
+        from ..runtime.params import immutable
+
+        check_names(params, self.types)
+        with compat.enable_x64():
+            types = {n: self._runtime.structure.type_of(n, v) for n, v in params.items()}
+            types = {n: replace(t, shape=None) if new_shapes else t for n, t in types.items()}
+            changes = {n: immutable(as_param(n, v, types[n])) for n, v in params.items()}
+        if any(v.shape != self.types[n].shape for n, v in changes.items()):
+            from .changes.shapes import with_new_shapes
+
+            return with_new_shapes(self, changes)
+        return self._replace(replace(self.spec, changes={**self.spec.changes, **changes}))
+
+    def _replace(self, spec: Spec) -> Self:
+        """The model of another spec; shares programs if only parameter values differ."""
+        model: Any = type(self)
+        runtime, unchecked = self._runtime, {id(v) for v in self._runtime.unchecked.values()}
+        structure = runtime.structure if spec.differs_only_in_values(self.spec) else None
+        left = {n: v for n, v in spec.changes.items() if id(v) in unchecked or is_traced(v)}
+        if structure is None and not left:
+            return model(spec)
+        from .runtime import Runtime
+
+        return model(spec, Runtime(spec, structure, left))
+
     def __contains__(self, name: object) -> bool:
         """Whether a parameter has this name."""
         return name in self.types
@@ -204,6 +253,11 @@ def _on_host(value: Any) -> Any:
     return np.asarray(value) if isinstance(value, jax.Array) and is_cpu(device_of([value])) else value
 
 
+def attributes_of(cls: type[Parameters], spec: Spec) -> dict[str, Any]:
+    """The public attributes of a model, which the class annotates."""
+    return {**{n: getattr(spec, n) for n in cls.__annotations__}, "types": spec.stored}
+
+
 def register(cls: type[Parameters]) -> None:
     """Register the class of models with JAX."""
 
@@ -215,8 +269,7 @@ def register(cls: type[Parameters]) -> None:
         model = object.__new__(cls)
         vars(model)["_flat"] = tuple(leaves), structure
         if not isinstance(structure, Names):
-            fields = {n: getattr(structure.spec, n) for n in cls.__annotations__}
-            vars(model).update(fields, types=structure.spec.stored)
+            vars(model).update(attributes_of(cls, structure.spec))
         return model
 
     jax.tree_util.register_pytree_with_keys(cls, with_keys, of_leaves, lambda model: model._flat)

@@ -27,15 +27,13 @@ from ..runtime.memory import copied
 from ..runtime.params import DeviceParams
 from ..runtime.partition import StagedProgram
 from .calls import buckets
-from .calls.arguments import as_text, check_readable
+from .calls.arguments import as_param, as_text, check_readable
 from .spec import Spec
 from .structure import Structure, program_of
 
 if TYPE_CHECKING:
     from ..runtime.background import Background
     from ..sharding.rules import Placement
-    from .calls.cache_pairs import CacheGrowth
-    from .calls.outputs import Declarations
     from .devices.pipeline import Pipeline
 
 UNPROVEN: Final = 4
@@ -59,8 +57,6 @@ class Runtime:
     fields: tuple[str, ...]
     program: StagedProgram | Pipeline
     background: Background | None
-    declared: Declarations
-    growth: CacheGrowth
 
     def __init__(
         self, spec: Spec, structure: Structure | None = None, unchecked: Mapping[str, Any] = MappingProxyType({})
@@ -69,10 +65,12 @@ class Runtime:
         self.spec, self.unchecked = spec, unchecked
         self.structure = structure = Structure(spec) if structure is None else structure
         self.fields, self.program, self.background = structure.fields, structure.program, structure.background
-        self.declared, self.growth = structure.declared, structure.growth
         self.inner_models: dict[tuple[str, ...], Any] = {}
         self._unpadded: dict[frozenset[str], StagedProgram | Pipeline | None] = {}
         """Programs without padding, by padded dimension variables; None once padding is proven harmless."""
+        values = {**spec.parameters, **spec.changes}
+        self._values = {n: v for n, v in values.items() if n not in unchecked}
+        """The values of parameters, in memory or mapped from their files."""
         self._positional = tuple(v.name for v in spec.inputs)
         self._callee: Callee | None = None
 
@@ -84,21 +82,15 @@ class Runtime:
         spec = replace(structure.spec, changes={**changes, **values})
         return cls(spec, structure, values if checked is None else {})
 
-    @property
-    def _values(self) -> dict[str, Any]:
-        """The values of parameters, in memory or mapped from their files."""
-        values = {**self.spec.parameters, **self.spec.changes}
-        return {n: v for n, v in values.items() if n not in self.unchecked}
-
     @cached_property
     def params(self) -> DeviceParams:
         """The parameters on their devices, except scalars, which are compiled in."""
         spec, values = self.spec, self._values
         shapes = {n: np.shape(v) for n, v in values.items() if np.size(v) != 1}
         types = {n: jax.ShapeDtypeStruct(shape, spec.stored[n].dtype) for n, shape in shapes.items()}
-        return DeviceParams(
-            types, lambda n: spec.as_stored(n, values[n]), lambda n, value: put(spec.placement, {n: value})[n]
-        )
+        in_file = spec.settings.dtype is None
+        read = values.__getitem__ if in_file else lambda n: spec.as_stored(n, values[n])
+        return DeviceParams(types, read, lambda n, value: put(spec.placement, {n: value})[n])
 
     @cached_property
     def constants(self) -> Constants:
@@ -213,6 +205,20 @@ class Runtime:
             self._check_params()
             raise
 
+    def applied(self, values: dict[str, Any], params: Mapping[str, Any], rng: Any, x32: bool) -> tuple[Any, ...]:
+        """The outputs as a function of parameters, checked here, and of checked inputs; the others are the model's."""
+        spec, placement = self.spec, self.spec.placement
+        checked = {n: snapshot(as_param(n, v, self.structure.type_of(n, v))) for n, v in params.items()}
+        passed = put(placement, checked)
+        others = self.arguments(n for n in spec.types if n not in passed)
+        feeds = values
+        if placement is not None:
+            feeds, rng = placement.put_inputs(values), placement.put_replicated(rng)
+        context = CallContext(others | passed, Constants({}, spec.static), rng, passed, x32)
+        results = self.program.outputs(feeds, context)
+        self.structure.declared.compare(values | dict(spec.static), results)
+        return results
+
     def evaluated(self, key: Signature | None, values: Mapping[str, Any], as_numpy: bool) -> tuple[Any, ...] | None:
         """The outputs of a call by NumPy; None if its program is compiled, or the call has to wait for it."""
         spec, program = self.spec, self.program
@@ -237,7 +243,7 @@ class Runtime:
         if results is None:
             return None
         check_special_values(spec.outputs, results)
-        self.declared.compare({**values, **spec.static}, results)
+        self.structure.declared.compare({**values, **spec.static}, results)
         return _own(results) if as_numpy else tuple(map(to_device, results))
 
     def _params_on_host(self) -> dict[str, Any]:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from .reports.comparison import Verification
     from .reports.profile import Profile
     from .reports.summary import Summary
-    from .spec import Spec
 
 
 class Views(Parameters):
@@ -28,7 +27,6 @@ class Views(Parameters):
     graph: Graph
     inputs: tuple[ValueInfo, ...]
     optional: Mapping[str, ValueInfo]
-    _replace: Callable[[Spec], Self]
 
     @known_keywords
     def cut(self, *, inputs: str | Sequence[str] = (), outputs: str | Sequence[str] = ()) -> Self:
@@ -50,13 +48,12 @@ class Views(Parameters):
         1
         """
         from .changes import parts
-        from .changes.parts import FilePart
 
         graph, origin = parts.cut(self.graph, inputs, outputs), self.spec.origin
         if origin is not None:
             whole = self.graph if self.spec.source is None else self.spec.source.imported.graph
             ends = tuple(names_list(inputs)), tuple(v.name for v in graph.outputs)
-            origin = origin.changed(FilePart(*ends, whole))
+            origin = origin.changed(parts.FilePart(*ends, whole))
         return parts.with_graph(self, graph, origin=origin)
 
     def values(self, /, *args: Any, names: str | Sequence[str] = "*", rng: Any = None, **named: Any) -> dict[str, Any]:
@@ -82,14 +79,13 @@ class Views(Parameters):
         """
         from .changes import parts
 
-        wanted = parts.matching(self.graph, names)
+        wanted = tuple(parts.matching(self.graph, names))
         models = self._runtime.inner_models
-        if tuple(wanted) not in models:
+        if wanted not in models:
             models.clear()  # each holds a program, and its parameters on devices
-            models[tuple(wanted)] = parts.with_outputs(self, wanted)
-        results = models[tuple(wanted)](*args, rng=rng, **named)
-        single = len(wanted) == 1 and not self.spec.max_size
-        return dict(zip(wanted, (results,) if single else results, strict=False))
+            models[wanted] = parts.with_outputs(self, wanted)
+        results = models[wanted](*args, rng=rng, **named)
+        return dict(zip(wanted, results if len(wanted) > 1 or self.spec.max_size else (results,), strict=False))
 
     def replace(self, functions: Mapping[str, Callable[[Any], Any]]) -> Self:
         """The model with functions applied to some values before their readers: for probes, ablation, patching.
@@ -304,12 +300,11 @@ class Views(Parameters):
         ...     model.draw(f"{folder}/digits.html").read_text().count("<svg id=")
         1
         """
-        from ..proto import atomic
-        from ..proto.files import path_of
+        from ..proto import atomic, files
         from .reports.drawing import is_picture, svg
         from .reports.page import facts, page
 
-        path = path_of(path)
+        path = files.path_of(path)
         text = svg(self.graph) if is_picture(path) else page(self, facts(self, inputs, dims, profile, verification))
         with atomic.replacing(path) as file:
             file.write(text.encode())

@@ -8,6 +8,7 @@ import logging
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -15,8 +16,17 @@ import numpy as np
 from jax import export
 from jax.tree_util import GetAttrKey
 
-from ...errors import DeclarationWarning, UnsupportedError, with_rules
+from ...errors import (
+    DeclarationWarning,
+    InputNameError,
+    InputTypeError,
+    UnsupportedError,
+    did_you_mean,
+    names_list,
+    with_rules,
+)
 from ...eval.values import are_maps, is_jax, to_device, without_arrays
+from ...ir.graph import Graph, nodes_named
 from ...proto.types import TensorType, ValueInfo
 
 
@@ -60,6 +70,32 @@ def as_outputs(fields: Iterable[str], results: Iterable[Any]) -> Any:
 def bundled(fields: Iterable[str], results: Sequence[Any]) -> Any:
     """A single output directly, several as Outputs."""
     return results[0] if len(results) == 1 else Outputs(fields, results)
+
+
+def positions(wanted: str | Sequence[str], names: Sequence[str], graph: Graph | None = None) -> list[int]:
+    """The positions of the outputs that ``run`` returns.
+
+    Args:
+        wanted: their names, or one.
+        names: those of all outputs.
+        graph: the model's; None for an exported program.
+
+    Raises:
+        InputNameError, InputTypeError: there is no such output, or inputs are passed in the place of names.
+    """
+    if isinstance(wanted, Mapping):
+        raise InputTypeError("the arguments are swapped: run(output_names, inputs)")
+    wanted = names_list(wanted)
+    if unknown := [n for n in wanted if n not in names]:
+        what, fix = "program" if graph is None else "model", did_you_mean(unknown, names)
+        if graph is not None:
+            inner = [n for n in unknown if n in graph.producers]
+            others = nodes_named(graph, unknown)
+            fix = f"; for inner values: model.values(inputs, names={inner})" if inner else others or fix
+        raise InputNameError(
+            f"there is no output {', '.join(map(repr, unknown))}; the {what}'s outputs are {list(names)}{fix}"
+        )
+    return [names.index(n) for n in wanted]
 
 
 def exportable(outputs: Sequence[ValueInfo], returned: Any) -> tuple[Any, ...]:
@@ -127,23 +163,24 @@ export.register_pytree_node_serialization(
 )
 
 
+@dataclass(eq=False)
 class Declarations:
     """Compares outputs with their declarations; warns once per model.
 
     Exporters often misname dimension variables: that is only logged (rule SH-10).
     """
 
-    def __init__(self, inputs: Sequence[ValueInfo], outputs: Sequence[ValueInfo]) -> None:
-        self._inputs, self._outputs = inputs, outputs
-        self._warned = False
-        self._logged: set[str] = set()
+    inputs: Sequence[ValueInfo]
+    outputs: Sequence[ValueInfo]
+    _warned: bool = field(default=False, init=False)
+    _logged: set[str] = field(default_factory=set, init=False)
 
     def compare(self, values: Mapping[str, Any], results: Sequence[Any]) -> None:
         """Warn about outputs that contradict their declarations; ``values`` are the inputs by name."""
         extents: dict[str, tuple[int, str]] = {}
         texts: list[str] = []
-        inputs = [(v, values.get(v.name)) for v in self._inputs]
-        for position, (declared, value) in enumerate((*inputs, *zip(self._outputs, results, strict=False))):
+        inputs = [(v, values.get(v.name)) for v in self.inputs]
+        for position, (declared, value) in enumerate((*inputs, *zip(self.outputs, results, strict=False))):
             kind, shape, is_output = declared.type, getattr(value, "shape", None), position >= len(inputs)
             if not isinstance(kind, TensorType) or shape is None:
                 continue

@@ -17,15 +17,12 @@ from jax.tree_util import DictKey
 
 from ... import compat
 from ...errors import (
-    InputNameError,
     InputShapeError,
     InputTypeError,
     ModelError,
     OnnxError,
     RandomKeyError,
     UnsupportedError,
-    did_you_mean,
-    names_list,
 )
 from ...eval.values import to_host
 from ...printed import Printed
@@ -33,7 +30,7 @@ from ...proto.files import path_of
 from ...proto.mapped import owned
 from ...proto.types import TensorType, ValueInfo
 from ..calls import arguments
-from ..calls.outputs import bundled, field_names
+from ..calls.outputs import bundled, field_names, positions
 from .export import ABOUT, BYTECODE, PROGRAM, WEIGHTS, digest, files_of
 from .extents import check_extents
 
@@ -101,16 +98,9 @@ class ExportedModel(Printed):
         Raises:
             InputError, RandomKeyError, UnsupportedError: as for a call; an output is unknown.
         """
-        if isinstance(output_names, Mapping):
-            raise InputTypeError("the arguments are swapped: run(output_names, inputs)")
-        wanted = self.outputs if output_names is None else names_list(output_names)
-        if unknown := [n for n in wanted if n not in self.outputs]:
-            raise InputNameError(
-                f"there is no output {', '.join(map(repr, unknown))}; the program's outputs are {list(self.outputs)}"
-                f"{did_you_mean(unknown, self.outputs)}"
-            )
+        wanted = range(len(self.outputs)) if output_names is None else positions(output_names, self.outputs)
         results = self._results((feeds,), {}, rng)
-        return [to_host(results[n]) for n in wanted]
+        return [to_host(results[self.outputs[i]]) for i in wanted]
 
     def _results(self, args: Sequence[Any], named: dict[str, Any], rng: Any) -> dict[str, Any]:
         """The outputs by name."""
