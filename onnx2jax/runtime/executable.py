@@ -74,8 +74,9 @@ class Executable:
                 self._numpy = numpy_program(self._split.main, len(self._split.hoisted))
             kept = Kept(jax.tree.map(lambda _: 0, traced.out_info), replace(self._split, main=None), None)
         assert kept.split is not None
-        self._results, self._hoisting = kept.results, kept.split
-        self.structure = jax.tree.structure(self._results)
+        self._hoisting, self.structure = kept.split, jax.tree.structure(kept.results)
+        self.plan = Kept(kept.results, kept.split, None)
+        """The state that spares another process tracing."""
 
         def main(hoisted: Sequence[Any], leaves: Sequence[Any], donated: Sequence[Any] = ()) -> list[Any]:
             # Traced again after jax.clear_caches or in another configuration: then from the start.
@@ -201,11 +202,6 @@ class Executable:
             self._whole = compiled
             if write is not None and (code := compat.dump_compiled(compiled)) is not None:
                 write(replace(self.plan, code=code, is_inline=is_short(compiled) and is_small(code)))
-
-    @property
-    def plan(self) -> Kept:
-        """The state that spares another process tracing."""
-        return Kept(self._results, self._hoisting, None)
 
 
 def portable(lowered: Any, store: Store | None = None) -> Callable[..., Any] | None:
