@@ -193,3 +193,21 @@ def test_programs_are_printed_after_each_pass(
     printed = capsys.readouterr().err
     names = re.findall(r"^onnx2jax: (\w+): \d+ equations before, \d+ after\n(?:let|\{ lambda)", printed, re.MULTILINE)
     assert names == [p.name for p in pipeline.PASSES]
+
+
+# ------------------------------------------------------------------------------------------------------ parts
+
+
+def test_a_part_takes_what_it_reads_and_gives_what_others_read() -> None:
+    closed = jax.make_jaxpr(lambda x, y: lax.add(lax.exp(lax.mul(x, X)), y))(X, X)
+    program = Program.of(closed)
+    product, exp, total = program.equations
+    part = program.part([product, exp], {*total.inputs})
+    assert [part.inputs, part.outputs] == [[program.inputs[0]], list(exp.outputs)]  # X is a constant
+    np.testing.assert_array_equal(jaxpr_as_fun(part.closed())(X)[0], lax.exp(lax.mul(X, X)))
+    assert program.part([total], {*program.outputs}).constants == {}
+
+
+def test_inputs_that_nothing_reads_are_left_out() -> None:
+    program, places = Program.of(jax.make_jaxpr(lambda _, y, z: (lax.exp(y), lax.neg(z))[1])(X, X, X)).without_unread()
+    assert (places, [e.name for e in program.equations]) == ([2], ["neg"])
