@@ -79,6 +79,8 @@ INSTEAD: Final = {
     "set_seed": "session.run draws other random numbers in each call, session.model.run(None, feeds, rng=0) the same",
     "disable_telemetry_events": "nothing is sent to anybody: leave it out",
     "capi": "errors are those of onnx2jax.errors",
+    "preload_dlls": "jax loads CUDA's libraries itself: leave it out",
+    "OrtDevice": _ARRAYS,
     "__version__": "onnx2jax.__version__ is that of this package",
 }
 """Attributes of onnxruntime, its sessions and options -> what to use."""

@@ -222,6 +222,6 @@ def test_sizes_that_are_chosen_are_said(capsys: Capture, tmp_path: Path, command
     assert cli.main([*arguments, *fix.split()]) == 0
     assert "taken as 1" not in capsys.readouterr().err
     if command in ("run", "verify"):
-        path = same(tmp_path, np.float32, ["n", "m"])
+        path = same(tmp_path, np.float32, ["n + 1", "m"])  # names that a shell would split are quoted
         assert cli.main([command, path, *options.get(command, []), "--dim", "m=2"]) == 0
-        assert "taken as 1: n; other sizes: --dim n=SIZE" in capsys.readouterr().err
+        assert "taken as 1: n + 1; other sizes: --dim 'n + 1=SIZE'" in capsys.readouterr().err

@@ -111,10 +111,13 @@ def _check_arguments(format: str, platforms: Sequence[str] | None, weights: str,
         raise InputNameError(f"format is {format!r}; it is 'jax' or 'stablehlo'")
     if format == "jax":
         compat.optional("flatbuffers", "export")
+    if isinstance(platforms, str):
+        raise InputNameError(f"platforms is {platforms!r}; it is a list, such as ['cpu', 'cuda']")
     if platforms is not None and (
         unknown := sorted(set(platforms) - set(PLATFORMS)) or (not platforms and ["nothing"])
     ):
-        raise InputNameError(f"platforms names {unknown}; there are {', '.join(PLATFORMS)}")
+        gpu = "; NVIDIA's GPUs are 'cuda', AMD's 'rocm'" if "gpu" in platforms else ""
+        raise InputNameError(f"platforms names {unknown}; there are {', '.join(PLATFORMS)}{gpu}")
     if format == "stablehlo" and platforms is not None and len(platforms) > 1:
         raise InputNameError(f"platforms is {list(platforms)}; a StableHLO program is lowered for one: ['cpu']")
     if isinstance(vjp_order, bool) or not isinstance(vjp_order, int) or vjp_order < 0:

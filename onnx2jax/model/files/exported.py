@@ -190,6 +190,9 @@ def load_exported(path: str | os.PathLike[str]) -> ExportedModel:
     files = files_of(folder)
     if (folder / files[BYTECODE]).is_file() and not (folder / files[PROGRAM]).is_file():
         raise ModelError(f"{str(folder)!r} is a StableHLO program for other compilers: export(..., format='jax')")
+    if not folder.is_dir():
+        what = "is a file; give the folder that export wrote" if folder.exists() else "does not exist"
+        raise ModelError(f"{str(folder)!r} {what}")
     if missing := [n for n in (ABOUT, files[PROGRAM]) if not (folder / n).is_file()]:
         raise ModelError(f"{str(folder)!r} is no exported model: it has no {missing[0]}")
     program = (folder / files[PROGRAM]).read_bytes()

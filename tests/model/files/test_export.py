@@ -245,6 +245,13 @@ def test_load_exported_matches_the_model(folders: Any, name: str) -> None:
         np.testing.assert_array_equal(a, b)
 
 
+def test_loading_what_is_no_folder(artifact: Path) -> None:
+    with pytest.raises(ModelError, match=r"about\.json' is a file; give the folder that export wrote"):
+        onnx2jax.load_exported(artifact / "about.json")
+    with pytest.raises(ModelError, match="none' does not exist"):
+        onnx2jax.load_exported(artifact / "none")
+
+
 def test_a_program_without_weights_is_small(folders: Any) -> None:
     sizes = {name: (folder / "program.bin").stat().st_size for name, (_, folder) in folders.items()}
     assert max(sizes.values()) < 1e6, sizes
@@ -360,6 +367,8 @@ REFUSED: list[tuple[Callable[[], Any], dict[str, Any], type[Exception], str]] = 
     (mlp, {"constraints": ["batch <"]}, InputShapeError, "constraints"),
     (mlp, {"platforms": ["cpu", "xpu"]}, InputNameError, r"\['xpu'\]; there are cpu, cuda, rocm, tpu"),
     (mlp, {"platforms": []}, InputNameError, "nothing"),
+    (mlp, {"platforms": "cpu"}, InputNameError, r"it is a list, such as \['cpu', 'cuda'\]"),
+    (mlp, {"platforms": ["gpu"]}, InputNameError, "NVIDIA's GPUs are 'cuda'"),
     (mlp, {"weights": "outside"}, InputNameError, "it is 'beside' .a file next to the program. or 'inside'"),
     (cut_in_the_middle, {}, KnownValueError, "NonZero"),
 ]
