@@ -236,9 +236,15 @@ class Steps(Graphs):
 
         Returns:
             The logits of the token, [batch, vocabulary], and the updated cache. Logits are NaN if the cache is full.
+
+        Raises:
+            InputTypeError: the tokens are of another rank.
         """
         with compat.enable_x64():
-            logits, cache = self.extend(params, cache, jnp.asarray(tokens)[:, None], **others)
+            tokens = jnp.asarray(tokens)
+            if tokens.ndim != 1 and jnp.issubdtype(tokens.dtype, np.integer):
+                raise InputTypeError(f"tokens is {tokens.dtype} {tokens.shape}, not one for each sequence, (batch,)")
+            logits, cache = self.extend(params, cache, tokens[:, None], **others)
             return logits[:, -1], cache
 
     def extend(self, params: Mapping[str, Any], cache: Cache, tokens: Any, **others: Any) -> tuple[jax.Array, Cache]:

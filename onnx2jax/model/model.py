@@ -71,6 +71,8 @@ class Model(Views, Exports):
     placement: Placement | None
 
     def __init__(self, spec: Spec, runtime: Runtime | None = None) -> None:
+        if not isinstance(spec, Spec):
+            raise TypeError(f"onnx2jax.convert makes a Model: onnx2jax.convert({spec!r:.60})")
         vars(self).update(spec=spec, **attributes_of(Model, spec))
         if runtime is not None:
             vars(self)["_runtime"] = runtime

@@ -10,7 +10,14 @@ import pytest
 from onnx import TensorProto, helper
 
 import onnx2jax
-from onnx2jax.errors import CacheError, DeclarationWarning, InputNameError, InputShapeError, UnsupportedError
+from onnx2jax.errors import (
+    CacheError,
+    DeclarationWarning,
+    InputNameError,
+    InputShapeError,
+    InputTypeError,
+    UnsupportedError,
+)
 from onnx2jax.generation.cache import Kind
 from tests.generation.shared import P, Q, decoder, file, greedy, logits
 from tests.support import decoders
@@ -225,6 +232,12 @@ def test_a_window_exceeded_only_by_extending_raises() -> None:
     assert own.generate([7], 2, after=beginning).texts() == [greedy(style, [*P, 7], 2)]
     with pytest.raises(CacheError, match="differ"):
         own.generate([7, 9, 11, 1], 2, after=beginning)
+
+
+def test_a_step_takes_one_token_of_each_sequence() -> None:
+    found = decoder("group query")
+    with pytest.raises(InputTypeError, match=r"tokens is int\d+ \(1, 1\), not one for each sequence, \(batch,\)"):
+        found.step(found.params, found.empty_cache(1, 8), np.array([[3]]))
 
 
 def test_declared_types_of_inner_values_are_not_compared() -> None:

@@ -645,3 +645,8 @@ def test_an_index_beyond_a_table_is_named_in_the_first_call_of_a_signature() -> 
 
 def test_the_representation_of_a_value_is_what_its_declaration_says() -> None:
     assert repr(onnx2jax.convert(onnx2jax.demo_model()).inputs) == "(<image: float32[batch, 1, 8, 8]>,)"
+
+
+def test_a_model_is_made_by_convert() -> None:
+    with pytest.raises(TypeError, match=r"onnx2jax\.convert makes a Model: onnx2jax\.convert\('m\.onnx'\)"):
+        onnx2jax.Model("m.onnx")  # type: ignore[arg-type]

@@ -260,3 +260,6 @@ def test_columns_of_a_table_are_given_as_the_error_advises() -> None:
         m(z, age, y[:, :1])
     fixed = eval(str(e.value).partition("as a column: ")[2], {"np": np, "age": age})
     np.testing.assert_array_equal(m(z, fixed, y[:, 1:])[0], y)
+    with pytest.raises(InputShapeError, match="rank 2, not 0") as e:
+        m(city=z[:1], age=20.0, income=y[:1, 1:])
+    assert eval(str(e.value).partition("as one row: ")[2], {"np": np, "age": 20.0}).tolist() == [[20]]

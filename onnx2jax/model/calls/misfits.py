@@ -9,13 +9,18 @@ from ...proto.types import TensorType, ValueInfo
 
 
 def of_rank(name: str, wanted: Sequence[Any], shape: Sequence[Any]) -> str:
-    """The fix for an array that lacks one axis: that of a column, or of the batch.
+    """The fix for an array that lacks one axis, that of a column or of the batch, and for a number.
 
     >>> of_rank("age", (None, 1), (6,))
     '; as a column: np.asarray(age)[:, None]'
     >>> of_rank("image", ("batch", 3, 8, 8), (3, 8, 8))
     '; as a batch of one: image[None]'
+    >>> of_rank("age", (None, 1), ())
+    '; as one row: np.full((1, 1), age)'
     """
+    if not shape:
+        ones = tuple(d if isinstance(d, int) else 1 for d in wanted)
+        return f"; as one row: np.full({ones}, {name})" if set(ones) == {1} else ""
     if len(wanted) == 2 and _fits(wanted, (*shape, 1)):
         return f"; as a column: np.asarray({name})[:, None]"
     return f"; as a batch of one: {name}[None]" if _fits(wanted, (1, *shape)) else ""
