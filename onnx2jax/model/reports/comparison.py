@@ -140,7 +140,10 @@ def _differences(ours: Any, theirs: Any, limits: Limits, only_types: bool) -> It
         elif theirs is not None:
             pairs: Iterable[tuple[Any, Any]] = zip(ours, theirs, strict=True)
             if kinds[0] is dict:
-                pairs = ((_single(ours[k]), _single(theirs[k])) for k in theirs)
+                pairs = [(_single(ours[k]), _single(theirs[k])) for k in theirs]
+                if pairs and all(isinstance(v, np.float32) for pair in pairs for v in pair):
+                    a, b = np.array(pairs).T  # differences are relative to the largest number of the map
+                    pairs = [(a, b)]
             for a, b in pairs:
                 yield from _differences(a, b, limits, only_types)
         return

@@ -495,3 +495,6 @@ def test_maps_hold_float32() -> None:
     """Runtimes return their values as Python's floats."""
     assert compared("y", [{0: 0.9955077171325684}], [{0: 0.9955076575279236}]).ok
     assert not compared("y", [{0: 0.9955}], [{0: 0.9965}]).ok
+    found = compared("y", [{"a": 1.0, "b": 0.0}], [{"b": 1e-7, "a": 1.0}])
+    assert found.ok and found.relative is not None and found.relative < 1e-6  # of the largest number of the map
+    assert compared("y", [{}], [{}]).ok and not compared("y", [{"a": 1.0}], [{"b": 1.0}]).ok
