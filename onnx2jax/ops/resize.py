@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..limits import RESIZE_GATHERS, RESIZE_SCATTERS, UNROLLED_TAPS
+from ..limits import LARGEST_ARRAY, LARGEST_TRACED, RESIZE_GATHERS, RESIZE_SCATTERS, UNROLLED_TAPS
 from .arrays import axes_of, check_room, dims, is_known, is_string, xp
 from .registry import Static, deprecated, op, taking
 from .traced import finite_or, with_unfolded_cotangent
@@ -246,6 +246,8 @@ def _repeats(mode, nearest_mode, scale):
 _SYMBOLIC = "a symbolic extent can be multiplied by a whole number only"
 LARGEST_RATIO = 64
 """The largest ratio of symbolic extents that is looked for."""
+COORDINATE_NUMBERS = 16
+"""Numbers that NumPy holds for each coordinate of an axis, with temporary values: neighbours and their weights."""
 _CORNERS = "align_corners does not round extent * scale, as in ONNX's test cases; onnxruntime and PyTorch round it down"
 
 
@@ -294,9 +296,10 @@ def resize(
     starts, ends = roi.astype(F32).reshape(2, -1) if crop else np.array([[0], [1]], F32).repeat(len(axes), 1)
     extents, scales = _extents([X.shape[i] for i in axes], scales, sizes, keep_aspect_ratio_policy, ends - starts)
     dtype, y = X.dtype, X
-    check_room((max((d for d in extents if isinstance(d, int)), default=0),), np.float64)
-    if is_known(X):
-        check_room([dict(zip(axes, extents, strict=True)).get(i, n) for i, n in enumerate(X.shape)], dtype)
+    shape = [dict(zip(axes, extents, strict=True)).get(i, n) for i, n in enumerate(X.shape)]
+    check_room(shape, dtype, LARGEST_ARRAY if is_known(X) else LARGEST_TRACED)
+    for n in extents:
+        check_room((n, COORDINATE_NUMBERS), np.float64)
     if mode != "nearest":
         if is_string(X) or dtype.kind == "b":
             raise ValueError(f"mode ({mode!r}) interpolates numbers, not {dtype}; nearest takes any element type")

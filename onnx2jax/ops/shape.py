@@ -151,7 +151,9 @@ def _append(first, second, axis):
 def split(input, split: Static = None, *, axis=0, num_outputs=None, n_outputs):
     """The input split into given lengths, or evenly; with num_outputs (opset 18) the last part may be smaller."""
     axis = axis_of(axis, input.ndim)
-    extent, parts = input.shape[axis], n_outputs if num_outputs is None else num_outputs
+    extent, parts = input.shape[axis], n_outputs
+    if num_outputs not in (None, n_outputs):
+        raise ValueError(f"num_outputs ({num_outputs}) is not the number of the node's outputs ({n_outputs})")
     if split is not None:
         if num_outputs is not None:
             raise ValueError("give either the input split or the attribute num_outputs, not both")

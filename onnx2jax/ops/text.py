@@ -140,7 +140,8 @@ def tf_idf_vectorizer(
     for n, (start, stop) in enumerate(zip(ngram_counts, (*ngram_counts[1:], len(pool)), strict=True), 1):
         grams = pool[start:stop].reshape(-1, n)
         if min_gram_length <= n <= max_gram_length and len(grams):
-            for skip in range(max_skip_count + 1 if n > 1 else 1):
+            most = (tokens.shape[1] - 1) // (n - 1) if n > 1 else 1  # strides that fit into a row
+            for skip in range(min(max_skip_count + 1, most)):
                 counts = _count(counts, tokens, grams, first, skip + 1, len(words))
         first += len(grams)
     counts = xp.minimum(counts[:, :-1], np.float32(1)) if mode == "IDF" else counts[:, :-1]

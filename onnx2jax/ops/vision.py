@@ -214,6 +214,10 @@ def _greatest(bins, image):
     return jnp.where(jnp.isfinite(best) & jnp.isfinite(y), y * weight, best)
 
 
+MOST_SAMPLES = 4096
+"""A loop over its square does not end within minutes. Models sample up to 16 times; 0 adapts to the region."""
+
+
 @op("RoiAlign", since=16, half="float32", heavy=True, exact=("rois",))
 def roi_align(
     X, rois, batch_indices, *, coordinate_transformation_mode: RoiCoordinates = "half_pixel",
@@ -227,6 +231,10 @@ def roi_align(
     check_shape("X", X, "batch", "channels", "height", "width")
     check_shape("rois", rois, "regions", 4)
     check_shape("batch_indices", batch_indices, rois.shape[0])
+    if sampling_ratio > MOST_SAMPLES:
+        raise ValueError(
+            f"sampling_ratio ({sampling_ratio}) must not exceed {MOST_SAMPLES} samples along an axis of a bin"
+        )
     half_pixel = coordinate_transformation_mode == "half_pixel"
     X, bins = jnp.asarray(X), (output_height, output_width)
     rois = lax.stop_gradient(jnp.asarray(rois)) * spatial_scale - (0.5 if half_pixel else 0.0)
