@@ -68,8 +68,17 @@ _NARROW: Final = (
 )
 NARROW: Final = frozenset(_NARROW.split())
 """Operators whose functions give the same numbers in 32-bit mode."""
-SEVERAL: Final = frozenset({"Dropout", "LayerNormalization", "LSTM", "GRU", "RNN", "TopK", "DynamicQuantizeLSTM"})
-"""Operators that return a tuple, for nodes of which the results are unknown."""
+_SEVERAL: Final = (
+    "Attention BiasDropout BitmaskBiasDropout BitmaskDropout CausalConvWithState DecoderAttention "
+    "DecoderMaskedMultiHeadAttention DecoderMaskedSelfAttention Dropout DynamicQuantizeLSTM DynamicQuantizeLinear "
+    "EmbedLayerNormalization GRU GatedDeltaNet GemmaRotaryEmbedding GroupQueryAttention LSTM LayerNormalization "
+    "LinearAttention LinearClassifier MultiHeadAttention NGramHashMapping PackedSparseAttentionIndexerMerge "
+    "PagedAttention QAttention RNN RemovePadding RouterGateUpProj SVMClassifier SimplifiedLayerNormalization "
+    "SkipGroupNorm SkipLayerNormalization SkipSimplifiedLayerNormalization SoftmaxCrossEntropyLoss TopK "
+    "TreeEnsembleClassifier Unique VarlenCausalConvWithState VarlenNGramHashMapping"
+)
+SEVERAL: Final = frozenset(_SEVERAL.split())
+"""Operators that return a tuple for a node of one output, too; where its results are unknown, this is asked."""
 
 
 class Imports:

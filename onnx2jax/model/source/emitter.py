@@ -190,7 +190,7 @@ class Scope:
         drawn = isinstance(node.target, Operator) and "rng" in node.target.fixtures
         call = NodeCall(replace(node, attributes=attributes), attributes, operands, (), self.emitter.array)
         results, samples = self._results(call, context)
-        several = len(results) > 1 or (not samples and any(r is UNKNOWN for r in results) and node.op_type in SEVERAL)
+        several = len(results) > 1
         host = call.is_host and not drawn
         types = tuple(typed(r, host, s) for r, s in zip_longest(results, samples))
         if host and any(v.known is None and v.dtype is not None and not is_host(v) for v in types):
@@ -230,12 +230,13 @@ class Scope:
     def _declared(self, node: Node) -> list[Any]:
         """The types that the file declares for a node's results, of sample extents."""
         types = [getattr(self.graph.value_info.get(n), "type", None) for n in node.outputs]
-        return [
+        declared = [
             jax.ShapeDtypeStruct([d if isinstance(d, int) else SAMPLE for d in t.shape], t.dtype)
             if isinstance(t, TensorType) and t.shape is not None
             else UNKNOWN
             for t in types
         ]
+        return [*declared, UNKNOWN] if len(declared) == 1 and node.op_type in SEVERAL else declared
 
     def define(
         self, node: Node, text: str, types: Sequence[Value], blocks: Sequence[Block] = (), *, several: bool = False,

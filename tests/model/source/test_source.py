@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import inspect
 import subprocess
 import sys
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +23,8 @@ import pytest
 
 import onnx2jax
 from onnx2jax.errors import KnownValueError, UnsupportedError
-from onnx2jax.model.source.calls import SUPPLIED
+from onnx2jax.model.source.calls import SEVERAL, SUPPLIED
+from onnx2jax.ops import registry
 from onnx2jax.ops.description import FIXTURES
 from tests.support.helpers import ROOT
 from tests.support.random_blocks import random_network
@@ -412,3 +416,45 @@ def test_modules_without_64_bits_compute_the_same() -> None:
     for name, value in found.items():
         np.testing.assert_allclose(value, wanted[name], rtol=1e-6, err_msg=name)
         assert value.dtype == wanted[name].dtype
+
+
+@pytest.mark.parametrize("declared", ["", "[2, 3]"])
+def test_first_of_several_results_of_unknown_rank(tmp_path: Path, declared: str) -> None:
+    """Without the rank of x, nothing is evaluated that would tell how many results there are."""
+    text = f"bare (float x) => (float{declared} y) {{ y = LayerNormalization(x, s) }}"
+    proto = Case(text, (), weights={"s": normal(3)}).proto
+    proto.graph.input[0].type.tensor_type.ClearField("shape")
+    if not declared:
+        proto.graph.output[0].type.tensor_type.ClearField("shape")
+    model, x = onnx2jax.convert(proto), normal(2, 3)
+    module = imported(model.to_source(tmp_path))
+    np.testing.assert_allclose(module.model(module.load_params(), x), model(x), rtol=1e-5)
+
+
+def returned(function: Any) -> list[ast.expr | None]:
+    """What a function returns, without functions inside it."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
+    (outer,) = (n for n in tree.body if isinstance(n, ast.FunctionDef))
+    left, found = list(outer.body), list[ast.expr | None]()
+    while left:
+        node: Any = left.pop()
+        if isinstance(node, ast.Return):
+            found.append(node.value)
+        elif not isinstance(node, ast.FunctionDef | ast.Lambda):
+            left.extend(ast.iter_child_nodes(node))
+    return found
+
+
+def test_operators_of_several_results_are_listed() -> None:
+    """Those whose functions return a tuple, whatever the number of outputs."""
+    assert "com.microsoft" in onnx2jax.supported()  # which imports them all
+    found = {
+        each.name
+        for (domain, _), versions in registry._OPERATORS.items()
+        for each in versions
+        if domain in ("", "ai.onnx.ml", "com.microsoft") and each.module  # not one of another test
+        if inspect.isfunction(function := inspect.unwrap(each.function or len)) and function.__name__ != "<lambda>"
+        if any(isinstance(value, ast.Tuple) for value in returned(function))
+    }
+    assert "TopK" in found
+    assert found - {"Loop", "Scan", "StringSplit"} <= SEVERAL
