@@ -6,34 +6,35 @@ equal expressions are one statement; and what nothing reads is dropped.
 
 from __future__ import annotations
 
+import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import zip_longest
+from itertools import repeat, zip_longest
 from typing import Any, Final
 
 import jax
 import numpy as np
 
-from ...eval.abstract import UNKNOWN
+from ...eval.abstract import UNKNOWN, Extents
 from ...eval.interpreter import Context, FunctionCall, actual_attributes, call_of, run_nodes
 from ...ir.graph import Function, Graph, Node
 from ...ir.patterns import reader_beside_scatters
 from ...ops.registry import Operator
 from ...proto.mapped import load
-from ...proto.types import TensorType
+from ...proto.types import ValueInfo
 from .calls import NARROW, SEVERAL, Imports, called, check_callable, unsupported
 from .code import FUNCTION, PARAM, Block, Statement, canonical, live, mark, references
 from .forms import ARITHMETIC, Form, NodeCall
 from .shapes import MOVES
 from .types import (
-    Evaluation,
+    AllExtents,
+    SampleExtents,
     abstract_of,
     is_host,
     is_wide,
     sample_of,
-    sampled,
     typed,
     unchanged,
 )
@@ -64,7 +65,8 @@ class Emitter:
         self, params: Mapping[str, Any], changes: Mapping[str, Any], control: Mapping[str, Callable[..., Any]]
     ) -> None:
         self.params, self.changes, self.control = params, changes, control
-        self.imports, self.evaluation = Imports(), Evaluation()
+        self.imports = Imports()
+        self.evaluation, self.samples = AllExtents(), SampleExtents(Extents(repeat(SAMPLE)))
         self.constants: dict[str, np.ndarray] = {}
         self.attributes: dict[str, dict[str, Any]] = {}
         self.functions: list[Block] = []
@@ -189,8 +191,8 @@ class Scope:
                 attributes["axes"] = tuple(i for i, d in enumerate(shape) if d == 1)
         drawn = isinstance(node.target, Operator) and "rng" in node.target.fixtures
         call = NodeCall(replace(node, attributes=attributes), attributes, operands, (), self.emitter.array)
-        results, samples = self._results(call, context)
-        several = len(results) > 1
+        results, samples, is_evaluated = self._results(call, context)
+        several = len(results) > 1 or (not is_evaluated and node.op_type in SEVERAL)
         host = call.is_host and not drawn
         types = tuple(typed(r, host, s) for r, s in zip_longest(results, samples))
         if host and any(v.known is None and v.dtype is not None and not is_host(v) for v in types):
@@ -208,35 +210,33 @@ class Scope:
             if drops and (reader := reader_beside_scatters(self.graph, node)):
                 raise unsupported(node, f"its extent depends on values, and {reader} reads its result")
             text = called(call, self.emitter.imports, self.emitter.attributes, partial(self.key, node))
+            text += f"[:{len(types)}]" if len(types) > 1 and not is_evaluated else ""  # it may return more
             values = self.define(node, text, types, several=several, wide=node.op_type not in NARROW)
             return values if same is None else [same, *values[1:]]  # of a Dropout whose mask is an output
         if sum(map(bool, node.outputs)) == 1 and text == call.value(0).text and types[0].dtype == call.value(0).dtype:
             return [call.value(0)]
         return self.define(node, text, types, several=several)
 
-    def _results(self, call: NodeCall, context: Context) -> tuple[list[Any], list[Any]]:
-        """(abstract results of a node, results for sample extents where one of them is unknown)."""
+    def _results(self, call: NodeCall, context: Context) -> tuple[list[Any], list[Any], bool]:
+        """(abstract results of a node, those for sample extents where one of them is unknown, whether either are).
+
+        Types that the file declares stand for results that could not be evaluated.
+        """
         node = tried = call.node
         if (node.domain, node.op_type) == ("", "Pad") and "mode" in node.attributes:  # of one shape in all modes
             tried = replace(node, attributes={**node.attributes, "mode": "constant"})
         operands = {n: self.abstract.get(n, UNKNOWN) for n in node.reads}
         results = [*self.emitter.evaluation.outputs(tried, operands, context)]
         if all(r is not UNKNOWN for r in results):
-            return results, []
+            return results, [], True
         operands = {n: sample_of(self.values.get(n, Value()), self.emitter.sizes) for n in node.reads}
-        samples = sampled(tried, operands, context) or self._declared(node)
-        return results + [UNKNOWN] * (len(samples) - len(results)), samples
-
-    def _declared(self, node: Node) -> list[Any]:
-        """The types that the file declares for a node's results, of sample extents."""
-        types = [getattr(self.graph.value_info.get(n), "type", None) for n in node.outputs]
-        declared = [
-            jax.ShapeDtypeStruct([d if isinstance(d, int) else SAMPLE for d in t.shape], t.dtype)
-            if isinstance(t, TensorType) and t.shape is not None
-            else UNKNOWN
-            for t in types
-        ]
-        return [*declared, UNKNOWN] if len(declared) == 1 and node.op_type in SEVERAL else declared
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # which may be about these extents alone
+            samples = [*self.emitter.samples.outputs(tried, operands, context)]
+        if not (is_evaluated := any(s is not UNKNOWN for s in samples)):
+            declared = (self.graph.value_info.get(n, ValueInfo(n)) for n in node.outputs)
+            samples = [*map(self.emitter.samples.declared, declared)]
+        return results + [UNKNOWN] * (len(samples) - len(results)), samples, is_evaluated
 
     def define(
         self, node: Node, text: str, types: Sequence[Value], blocks: Sequence[Block] = (), *, several: bool = False,

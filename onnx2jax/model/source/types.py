@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -10,8 +10,8 @@ import jax
 import numpy as np
 from jax import lax
 
-from ...eval.abstract import UNKNOWN, is_elementwise, is_extents
-from ...eval.interpreter import Context, Scope, run_node
+from ...eval.abstract import UNKNOWN, Abstract, is_elementwise, is_extents
+from ...eval.interpreter import Context, Scope
 from ...eval.known_values import EXACT, Symbolic
 from ...ir.graph import Node
 from ...ops.arrays import is_known
@@ -23,7 +23,7 @@ SYMBOLIC: Final = EXACT | {"Expand", "Range", "Tile", "Flatten", "Split", "Where
 """Operators that compute with symbolic dimensions, or raise where the result depends on their values."""
 
 
-class Evaluation(Symbolic):
+class AllExtents(Symbolic):
     """An evaluation for all extents that a call may have, if it succeeds."""
 
     def is_exact(self, node: Node, operands: Mapping[str, Any]) -> bool:
@@ -54,6 +54,12 @@ class Evaluation(Symbolic):
             if is_known(axes) and (dropped := {int(a) % x.ndim for a in np.ravel(axes)}):
                 return [lax.full([d for i, d in enumerate(x.shape) if i not in dropped], 0, x.dtype)]
         return super().guess(node, scope, context)
+
+
+class SampleExtents(Abstract):
+    """An evaluation with sample extents, where symbols leave something open."""
+
+    largest_known = math.inf
 
 
 def sample_of(value: Value | None, sizes: Mapping[str, int]) -> Any:
@@ -102,18 +108,6 @@ def _longest(dimension: Any, axis: int, shapes: Mapping[str, Any]) -> Any:
         if not isinstance(other, int) and text.startswith("min(") and text.endswith((f", {other})", f"({other}, ")):
             return other
     return dimension
-
-
-def sampled(node: Node, operands: dict[str, Any], context: Context) -> list[Any]:
-    """The results of a node for operands of sample extents; none where it rejects them."""
-    if any(v is UNKNOWN for v in operands.values()):
-        return []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # which may be about these extents alone
-        try:
-            return list(run_node(node, operands, context))
-        except Exception:
-            return []
 
 
 def typed(result: Any, host: bool, sample: Any = None) -> Value:

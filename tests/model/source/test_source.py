@@ -431,6 +431,16 @@ def test_first_of_several_results_of_unknown_rank(tmp_path: Path, declared: str)
     np.testing.assert_allclose(module.model(module.load_params(), x), model(x), rtol=1e-5)
 
 
+def test_first_two_of_several_results_of_unknown_rank(tmp_path: Path) -> None:
+    text = "bare (float x) => (float z) { y, mean = LayerNormalization(x, s)  z = Add(y, mean) }"
+    proto = Case(text, (), weights={"s": normal(3)}).proto
+    for v in (*proto.graph.input, *proto.graph.output):
+        v.type.tensor_type.ClearField("shape")
+    model, x = onnx2jax.convert(proto), normal(2, 3)
+    module = imported(model.to_source(tmp_path))
+    np.testing.assert_allclose(module.model(module.load_params(), x), model(x), rtol=1e-5)
+
+
 def returned(function: Any) -> list[ast.expr | None]:
     """What a function returns, without functions inside it."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
