@@ -267,7 +267,8 @@ class CompiledStep:
         inner = with_passes(compute, self.training._settings.skip) if optimize else compute
         jitted = jax.jit(
             in_auto_axes(inner, batch=2, state=0 if self.updates else None),
-            donate_argnums=0 if self.donate else (),
+            # A derivative keeps what it was given; in a program of the caller, donation has no effect.
+            donate_argnums=0 if self.donate and not foreign else (),
             out_shardings=self._out_shardings,
         )
         return jitted if foreign else persistent(jitted, self.training._store)

@@ -19,8 +19,8 @@ from jax.sharding import PartitionSpec as P
 
 import onnx2jax
 from onnx2jax.errors import ShardingError, ShardingWarning
-from onnx2jax.sharding.rules import bytes_per_device
 from tests.support.cases import RELU, F, X, clean, parse, refused_when_strict, rule, rules_of, same, warned
+from tests.support.helpers import bytes_per_device
 
 Dims = Sequence[tuple[Any, ...]]
 """Axis and numbers of shards; a number of shards may be a pair with the extent of its factor."""

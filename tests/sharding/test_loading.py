@@ -15,8 +15,7 @@ from onnx import helper
 
 import onnx2jax
 from onnx2jax.proto.mapped import is_lazy, load
-from onnx2jax.sharding.rules import bytes_per_device
-from tests.support.helpers import ROOT, mesh
+from tests.support.helpers import ROOT, bytes_per_device, mesh
 from tests.support.loading import F, counted, written
 from tests.support.models import model, value
 
@@ -68,7 +67,7 @@ import re, sys
 import jax
 jax.config.update("jax_num_cpu_devices", 8)
 import onnx2jax
-from onnx2jax.sharding.rules import bytes_per_device
+from tests.support.helpers import bytes_per_device
 mesh = jax.make_mesh((8,), (sys.argv[2],))
 jax.block_until_ready(jax.device_put(jax.numpy.zeros(8), jax.sharding.NamedSharding(mesh, jax.P(sys.argv[2]))))
 # Of this process only: getrusage starts with the peak of the parent process.

@@ -20,11 +20,10 @@ import onnx2jax
 from onnx2jax import Plan
 from onnx2jax.errors import ShardingError
 from onnx2jax.model.devices.hlo import Collective, collectives
-from onnx2jax.sharding.rules import bytes_per_device
 from tests.sharding import networks
 from tests.sharding.networks import NETWORKS, alone, suggested_mesh, written
 from tests.support import decoders
-from tests.support.helpers import mesh
+from tests.support.helpers import bytes_per_device, mesh
 from tests.support.models import mlp
 from tests.support.tiers import canaries
 

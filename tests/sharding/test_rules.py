@@ -21,8 +21,7 @@ import onnx2jax
 from onnx2jax.errors import ShardingError
 from onnx2jax.runtime import jitted
 from onnx2jax.sharding.plans import by_rules
-from onnx2jax.sharding.rules import bytes_per_device
-from tests.support.helpers import ROOT, mesh
+from tests.support.helpers import ROOT, bytes_per_device, mesh
 from tests.support.models import cut_in_the_middle, mlp, model, value
 from tests.support.training import linear
 

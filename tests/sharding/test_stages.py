@@ -23,12 +23,11 @@ from onnx2jax.model.devices.explained import BETWEEN_STAGES, programs
 from onnx2jax.runtime.multi_device_jit import Spread
 from onnx2jax.sharding import stages
 from onnx2jax.sharding.propagation import key
-from onnx2jax.sharding.rules import bytes_per_device
 from onnx2jax.sharding.stages import Staged
 from tests.conformance.test_devices import annotate
 from tests.sharding import networks
 from tests.sharding.networks import alone, suggested_mesh, written
-from tests.support.helpers import mesh
+from tests.support.helpers import bytes_per_device, mesh
 from tests.support.models import cut_in_the_middle, mlp, model, text_model, value
 from tests.support.tiers import canaries, extended
 

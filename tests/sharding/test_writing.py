@@ -14,11 +14,10 @@ import pytest
 import onnx2jax
 from onnx2jax.errors import ShardingError
 from onnx2jax.model.devices.explained import programs
-from onnx2jax.sharding.rules import bytes_per_device
 from onnx2jax.sharding.stages import Staged
 from tests.sharding.networks import alone, written
 from tests.sharding.test_stages import NETWORKS, X, same
-from tests.support.helpers import mesh
+from tests.support.helpers import bytes_per_device, mesh
 from tests.support.models import mlp
 from tests.support.tiers import canaries
 

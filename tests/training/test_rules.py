@@ -388,6 +388,26 @@ def test_a_donated_state_raises() -> None:
         trainer.step(state, BATCH)
 
 
+def test_a_derivative_keeps_the_state() -> None:
+    """Of the loss that a step returns, and through two steps; a scan, too."""
+    trainer = TrainingModel(linear())
+    state = trainer.init()
+    batches = {n: np.stack([v] * 2) for n, v in BATCH.items()}
+
+    def after(state: Any) -> Any:
+        (new, _), outputs = trainer.step(state, BATCH), {}
+        _, outputs = trainer.step(new, BATCH)
+        return outputs["loss"].sum()
+
+    def scanned(state: Any) -> Any:
+        return jax.lax.scan(trainer.step, state, batches)[1]["loss"][-1].sum()
+
+    for loss in (after, scanned):
+        slopes = jax.tree.leaves(jax.grad(loss, allow_int=True)(state).variables)
+        assert all(np.isfinite(v).all() for v in slopes) and any(np.any(v) for v in slopes)
+    assert not any(v.is_deleted() for v in jax.tree.leaves(state.variables))
+
+
 def test_donate_false_keeps_the_state() -> None:
     trainer = TrainingModel(doubling(), donate=False)
     state = trainer.init()
