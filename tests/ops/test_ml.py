@@ -505,6 +505,8 @@ def test_trees_of_doubles():
     [
         ({"nodes_truenodeids": (0, 0, 0), "nodes_falsenodeids": (0, 0, 0)}, "roots"),
         ({"nodes_falsenodeids": (9, 0, 0)}, "node id 9"),
+        ({"target_treeids": (1,), "target_nodeids": (-1,)}, "no node has tree id 1 and node id -1"),
+        ({"target_treeids": (-1,), "target_nodeids": (4,)}, "no node has tree id -1 and node id 4"),
         ({"nodes_featureids": (4, 0, 0)}, "feature 4"),
         ({"nodes_featureids": (-1, 0, 0)}, "feature -1"),
         ({"nodes_modes": ("BRANCH", "LEAF", "LEAF")}, "nodes_modes"),
@@ -575,6 +577,15 @@ def test_tree_ensemble_rejects_invalid_operands():
         ({"aggregate_function": -1}, "aggregate_function"),
         ({"n_targets": None}, "n_targets"),
         ({"nodes_falsenodeids": (0, 2)}, "do not form trees"),
+        ({"nodes_falsenodeids": (-1, 2)}, "nodes_falsenodeids has -1, of 2 nodes and 3 leaves"),
+        ({"nodes_truenodeids": (0, 3)}, "nodes_truenodeids has 3"),
+        ({"nodes_falsenodeids": (2, 2)}, "nodes_falsenodeids has 2"),
+        ({"nodes_trueleafs": (-1, 1)}, r"nodes_trueleafs \[-1, 1\] must be 0 or 1"),
+        ({"nodes_modes": np.array([6, 7], np.uint8)}, "nodes_modes has 7"),
+        ({"tree_roots": (0, -1)}, "tree_roots"),
+        ({"tree_roots": (0, 2)}, "tree_roots"),
+        ({"nodes_featureids": (0,)}, "nodes_featureids must have 2 entries"),
+        ({"leaf_targetids": (1, 0)}, "leaf_targetids must have 3 entries"),
     ):
         attributes = {k: v for k, v in ensemble(np.float32, **change).items() if v is not None}
         with pytest.raises(ValueError, match=message):

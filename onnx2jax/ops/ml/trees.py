@@ -67,14 +67,18 @@ def _forest_by_id(prefix, attributes):
     if len({len(v) for v in (trees, nodes, true, false, modes, missing, features, splits)}) != 1:
         raise ValueError("the attributes nodes_* must all have the same length")
     trees, nodes, true, false = (np.array(v, np.int64) for v in (trees, nodes, true, false))
-    span = max(v.max(initial=0) for v in (nodes, true, false)) + 1
-    keys = trees * span + nodes
+    known_trees, known_nodes = np.unique(trees), np.unique(nodes)
+
+    def key(trees, ids):
+        return np.searchsorted(known_trees, trees) * len(known_nodes) + np.searchsorted(known_nodes, ids)
+
+    keys = key(trees, nodes)
     order = np.argsort(keys, kind="stable")
 
-    def find(trees, ids):
-        at = order[np.searchsorted(keys, trees * span + ids, sorter=order).clip(max=len(order) - 1)]
-        if (wrong := keys[at] != trees * span + ids).any():
-            raise ValueError(f"no node has tree id {trees[wrong][0]} and node id {ids[wrong][0]}")
+    def find(of, ids):
+        at = order[np.searchsorted(keys, key(of, ids), sorter=order).clip(max=len(order) - 1)]
+        if (wrong := (trees[at] != of) | (nodes[at] != ids)).any():
+            raise ValueError(f"no node has tree id {of[wrong][0]} and node id {ids[wrong][0]}")
         return at
 
     modes, index = np.array([MODES.index(m) for m in modes]), np.arange(len(nodes))
@@ -174,18 +178,32 @@ def _forest_by_index(attributes):
     splits, weights, modes = attributes["nodes_splits"], attributes["leaf_weights"], attributes["nodes_modes"]
     inner, n_leaves = len(splits), len(weights)
     leaves = np.arange(inner, inner + n_leaves)
+    of_nodes = [k for k in _REQUIRED if k.startswith("nodes_")]
+    for k, count in {**dict.fromkeys(of_nodes, inner), "leaf_targetids": n_leaves}.items():
+        if len(attributes[k]) != count:
+            raise ValueError(f"{k} must have {count} entries (it has {len(attributes[k])})")
 
     def extended(values, leaf=0):
         return np.pad(values, (0, n_leaves), constant_values=leaf)
 
     def children(side):
-        ids, leafs = attributes[f"nodes_{side}nodeids"], attributes[f"nodes_{side}leafs"]
-        return np.append(np.array(ids) + inner * np.array(leafs), leaves)
+        ids, leafs = (np.array(attributes[f"nodes_{side}{k}"], np.int64) for k in ("nodeids", "leafs"))
+        if not np.isin(leafs, (0, 1)).all():
+            raise ValueError(f"nodes_{side}leafs {sorted({*leafs.tolist()})} must be 0 or 1")
+        if (wrong := (ids < 0) | (ids >= np.where(leafs, n_leaves, inner))).any():
+            raise ValueError(f"nodes_{side}nodeids has {ids[wrong][0]}, of {inner} nodes and {n_leaves} leaves")
+        return np.append(ids + inner * leafs, leaves)
 
+    if len(modes) and modes.max() > MEMBER:
+        raise ValueError(
+            f"nodes_modes has {modes.max()}; the modes are 0 to {MEMBER}, {', '.join(MODES[: MEMBER + 1])}"
+        )
     missing = extended(attributes["nodes_missing_value_tracks_true"] or np.zeros(inner))
     modes, values = extended(modes, LEAF), attributes["membership_values"]
     members = _member_sets(np.zeros(0) if values is None else values, modes)
     features, roots = extended(attributes["nodes_featureids"]), np.array(attributes["tree_roots"])
+    if not len(roots) or roots.min() < 0 or roots.max() >= inner:
+        raise ValueError(f"tree_roots {roots.tolist()} must be among the {inner} nodes")
     branches, votes = (children("true"), children("false")), (leaves, np.array(attributes["leaf_targetids"]), weights)
     return Forest(modes, features, extended(splits), *branches, missing, roots, *votes, members)
 
