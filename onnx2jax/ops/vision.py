@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 
 from .. import compat
+from ..limits import LARGEST_TRACED
 from .arrays import check_room, check_shape, dims, xp
 from .norm import wide_dtype
 from .registry import Static, op, taking
@@ -235,6 +236,7 @@ def roi_align(
         raise ValueError(
             f"sampling_ratio ({sampling_ratio}) must not exceed {MOST_SAMPLES} samples along an axis of a bin"
         )
+    check_room((rois.shape[0], X.shape[1], output_height, output_width), X.dtype, LARGEST_TRACED)
     half_pixel = coordinate_transformation_mode == "half_pixel"
     X, bins = jnp.asarray(X), (output_height, output_width)
     rois = lax.stop_gradient(jnp.asarray(rois)) * spatial_scale - (0.5 if half_pixel else 0.0)
@@ -276,6 +278,7 @@ def max_roi_pool(X, rois, *, pooled_shape, spatial_scale=1.0):
     check_shape("rois", rois, "regions", 5)
     if len(pooled_shape) != 2:
         raise ValueError(f"pooled_shape ({pooled_shape}) must be a height and a width")
+    check_room((rois.shape[0], X.shape[1], *pooled_shape), X.dtype, LARGEST_TRACED)
     X, rois = jnp.asarray(X), lax.stop_gradient(jnp.asarray(rois))
     edges = lax.round(rois[:, 1:] * spatial_scale, lax.RoundingMethod.AWAY_FROM_ZERO).astype(jnp.int64)
 

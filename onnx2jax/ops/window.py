@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .arrays import is_known
+from .arrays import check_room, is_known
 
 WINDOW: dict[str, Any] = dict.fromkeys(("dilations", "kernel_shape", "pads", "strides"))
 WINDOW["auto_pad"] = Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID", ""]
@@ -56,11 +56,12 @@ def window_of(extents, kernel, strides=None, pads=None, dilations=None, auto_pad
         raise ValueError(f"the kernel has the extents {kernel}, which must be positive")
     around = tuple(zip(pads[:rank], pads[rank:], strict=True)) if auto_pad != "VALID" else ((0, 0),) * rank
     window = Window(kernel, strides, around, dilations)
-    if not auto_pad.startswith("SAME"):
-        return window
-    axes = zip(extents, strides, window.spans, strict=True)
-    totals = [max((-(-n // s) - 1) * s + span - n, 0) for n, s, span in axes]
-    return window._replace(pads=split_pads(totals, auto_pad == "SAME_UPPER"))
+    if auto_pad.startswith("SAME"):
+        axes = zip(extents, strides, window.spans, strict=True)
+        totals = [max((-(-n // s) - 1) * s + span - n, 0) for n, s, span in axes]
+        window = window._replace(pads=split_pads(totals, auto_pad == "SAME_UPPER"))
+    check_room([n + sum(p) for n, p in zip(extents, window.pads, strict=True)], np.float32)
+    return window
 
 
 def split_pads(totals, more_at_end):

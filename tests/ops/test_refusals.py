@@ -135,6 +135,9 @@ REFUSED: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("Resize", (floats(1, 1, 2, 2), None, np.float32([1, 1, 1e9, 1e9])), {}, "bytes of memory"),
     ("Resize", (floats(1, 1, 2, 2), None, np.float32([1, 1, 1e10, 1])), {"mode": "linear"}, "bytes of memory"),
     ("RoiAlign", (floats(1, 1, 4, 4), floats(1, 4), ints(0)), {"sampling_ratio": 2**62}, "must not exceed 4096"),
+    ("RoiAlign", (floats(1, 1, 4, 4), floats(1, 4), ints(0)), {"output_height": 2**62}, "bytes of memory"),
+    ("MaxRoiPool", (floats(1, 1, 4, 4), floats(1, 5)), {"pooled_shape": [1, 2**62]}, "bytes of memory"),
+    ("LpPool", (floats(1, 1, 4),), {"kernel_shape": [2**40], "auto_pad": "SAME_UPPER"}, "bytes of memory"),
     ("Split", (floats(4),), {"num_outputs": 0}, r"num_outputs \(0\) is not the number"),
     ("Split", (floats(4),), {"num_outputs": 2**31}, r"num_outputs \(2147483648\) is not the number"),
 ]  # fmt: skip

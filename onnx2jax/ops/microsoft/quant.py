@@ -78,7 +78,9 @@ qlinear("QLinearAveragePool", POOLED.format("?"), heavy=True, **_attributes)(par
 @qlinear("QLinearSoftmax", "X X_scale x_zero_point? y_scale y_zero_point", axis=-1, opset=Parameter.empty)
 def softmax(x, *, axis, opset):
     """Softmax of the opset given by the node's attribute ``opset``."""
-    return resolve("", "Softmax", opset).function(x, axis=axis)
+    if (operator := resolve("", "Softmax", opset)) is None:
+        raise ValueError(f"opset ({opset}) has no Softmax; it is 1 or more")
+    return operator.function(x, axis=axis)
 
 
 @qlinear("QLinearReduceMean", REDUCED, axes=Parameter.empty, keepdims=Parameter.empty)
