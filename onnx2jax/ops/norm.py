@@ -155,8 +155,12 @@ def lp_normalization(input, *, axis=-1, p: Literal[1, 2] = 2):
 
 @op("LRN", half="float32", wide=True)
 def lrn(X, *, alpha=1e-4, beta=0.75, bias=1.0, size):
+    if size < 1:
+        raise ValueError(f"size ({size}) must be positive")
     x, rest = jnp.asarray(X), X.ndim - 2
-    pads, window = [(0, 0), ((size - 1) // 2, size // 2), *[(0, 0)] * rest], [1, size, *[1] * rest]
+    most = max(X.shape[1] - 1, 0) if isinstance(X.shape[1], int) else size  # channels on one side
+    around = min((size - 1) // 2, most), min(size // 2, most)
+    pads, window = [(0, 0), around, *[(0, 0)] * rest], [1, sum(around) + 1, *[1] * rest]
     squares = lax.reduce_window(x * x, np.zeros((), x.dtype), lax.add, window, [1] * x.ndim, pads)
     return x / (bias + alpha / size * squares) ** beta
 

@@ -166,6 +166,12 @@ def test_operators_missing_in_the_tables(name: str, inputs: list[Any], attribute
     np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
 
 
+def test_softmax_of_no_opset_is_rejected() -> None:
+    softmax: Any = registry.resolve(MICROSOFT, "QLinearSoftmax", 1)
+    with pytest.raises(ValueError, match=r"opset \(0\) has no Softmax"):
+        softmax.function(BYTES, SCALE, None, SCALE, ZERO, axis=-1, opset=0)
+
+
 @pytest.mark.parametrize(
     ("name", "inputs"),
     [

@@ -138,6 +138,7 @@ REFUSED: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("RoiAlign", (floats(1, 1, 4, 4), floats(1, 4), ints(0)), {"output_height": 2**62}, "bytes of memory"),
     ("MaxRoiPool", (floats(1, 1, 4, 4), floats(1, 5)), {"pooled_shape": [1, 2**62]}, "bytes of memory"),
     ("LpPool", (floats(1, 1, 4),), {"kernel_shape": [2**40], "auto_pad": "SAME_UPPER"}, "bytes of memory"),
+    ("LRN", (floats(1, 3, 2),), {"size": 0}, r"size \(0\) must be positive"),
     ("Split", (floats(4),), {"num_outputs": 0}, r"num_outputs \(0\) is not the number"),
     ("Split", (floats(4),), {"num_outputs": 2**31}, r"num_outputs \(2147483648\) is not the number"),
 ]  # fmt: skip
