@@ -223,9 +223,10 @@ class Scope:
         Types that the file declares stand for results that could not be evaluated.
         """
         node = tried = call.node
-        if (node.domain, node.op_type) == ("", "Pad") and "mode" in node.attributes:  # of one shape in all modes
-            tried = replace(node, attributes={**node.attributes, "mode": "constant"})
         operands = {n: self.abstract.get(n, UNKNOWN) for n in node.reads}
+        is_pad = (node.domain, node.op_type) == ("", "Pad") and "mode" in node.attributes
+        if is_pad and type(operands[node.inputs[0]]) is not np.ndarray:  # of one shape in all modes
+            tried = replace(node, attributes={**node.attributes, "mode": "constant"})
         results = [*self.emitter.evaluation.outputs(tried, operands, context)]
         if all(r is not UNKNOWN for r in results):
             return results, [], True

@@ -418,6 +418,17 @@ def test_modules_without_64_bits_compute_the_same() -> None:
         assert value.dtype == wanted[name].dtype
 
 
+@pytest.mark.parametrize("mode", ["edge", "reflect", "wrap"])
+def test_padding_of_what_is_known_keeps_its_mode(tmp_path: Path, mode: str) -> None:
+    """Constants and extents."""
+    text = f"""padded (float[n, k, 1] x) => (int64[7] y, int64[5] z) <int64[2] two = {{2, 2}}, int64[2] one = {{1, 1}}>
+    {{ y = Pad<mode = "{mode}">(c, two) s = Shape(x) z = Pad<mode = "{mode}">(s, one) }}"""
+    model, x = onnx2jax.convert(Case(text, (), weights={"c": np.array([1, 2, 3])}).proto), normal(2, 5, 1)
+    module = imported(model.to_source(tmp_path))
+    for ours, theirs in zip(module.model(module.load_params(), x), model(x), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
 @pytest.mark.parametrize("declared", ["", "[2, 3]"])
 def test_first_of_several_results_of_unknown_rank(tmp_path: Path, declared: str) -> None:
     """Without the rank of x, nothing is evaluated that would tell how many results there are."""
