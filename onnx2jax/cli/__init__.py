@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import sys
@@ -52,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     ``operators`` has unsupported operators. 130: interrupted.
     """
     argv = sys.argv[1:] if argv is None else argv
+    sys.stdout, sys.stderr = (s or io.StringIO() for s in (sys.stdout, sys.stderr))  # None if it is closed
     try:
         arguments = _parser(argv).parse_args(argv, Arguments(argv=argv))
         with noted_warnings(arguments.parser._option_string_actions):

@@ -23,7 +23,7 @@ from ..training.finetune import FineTuning
 from ..training.progress_bar import bar
 from ..training.training_model import TrainingModel
 from .inputs import load
-from .parser import Arguments, CommandError, Parser, as_path, computing, loading, reading, whole
+from .parser import Arguments, CommandError, Parser, as_path, computing, loading, number, reading, whole
 from .terminal import note, print_result
 
 LOSSES: Final = ("cross_entropy", "mse", "next_token")
@@ -56,13 +56,15 @@ def add_train(parser: Parser) -> None:
     )
     fine.add_argument("--of", metavar="OUTPUT", help="the output, or inner value, for the loss (default: the first)")
     fine.add_argument("--optimizer", choices=("adam", "adamw", "sgd"), default="adam", help="(default: %(default)s)")
-    fine.add_argument("--learning-rate", type=float, default=1e-3, metavar="X", help="(default: %(default)s)")
+    fine.add_argument("--learning-rate", type=number, default=1e-3, metavar="X", help="(default: %(default)s)")
     fine.add_argument("--trainable", action="append", metavar="PATTERN", help="parameters to train; repeatable")
     parser.add_computing(fine)
     fine.add_argument("--lora", type=whole, metavar="RANK", help="train adapters of that rank instead")
 
 
 def do_train(arguments: Arguments) -> None:
+    if arguments.batch_size == 0:
+        raise CommandError("--batch-size must be at least 1")
     if arguments.resume and arguments.checkpoint is None:
         raise CommandError("--resume needs --checkpoint FILE.safetensors")
     for path in filter(None, (arguments.output, arguments.checkpoint)):  # fail before training, not after

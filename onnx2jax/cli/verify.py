@@ -9,7 +9,7 @@ from ..errors import UnsupportedError
 from ..model.reports.samples import data_sets
 from ..progress import stage
 from .inputs import add_inputs, filled, input_values, say_extents, sized
-from .parser import Arguments, Parser, as_npz, converted, reading
+from .parser import Arguments, Parser, as_npz, converted, number, reading
 from .terminal import flags, note, print_result, with_flags
 
 
@@ -26,8 +26,8 @@ def add_verify(parser: Parser) -> None:
         "model, else onnxruntime)",
     )
     parser.add_switch("--each-node", "compare every node, even if outputs agree")
-    parser.add_argument("--rtol", type=float, help="relative tolerance (default: by element type)")
-    parser.add_argument("--atol", type=float, help="absolute tolerance (default: by element type and size)")
+    parser.add_argument("--rtol", type=number, help="relative tolerance (default: by element type)")
+    parser.add_argument("--atol", type=number, help="absolute tolerance (default: by element type and size)")
     add_inputs(parser)
     parser.add_dims()
     parser.add_dtype()

@@ -186,7 +186,7 @@ def do_export(arguments: Arguments) -> None:
 
 def _extent(text: str) -> int | str:
     """Parse an extent: a number, or an expression of other dimensions, as in ``total=past+sequence``."""
-    return int(text) if text.isdecimal() else text
+    return int(text) if text.removeprefix("-").isdecimal() else text
 
 
 def _literal(text: str) -> Any:

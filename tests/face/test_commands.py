@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import onnxruntime
 import pytest
 
 from onnx2jax import __version__, cli, convert, demo_decoder, demo_model, load_exported
+from onnx2jax.errors import InputValueError
 from tests.support.registered import spoil
 
 MODEL = str(demo_model())
@@ -60,6 +62,35 @@ def test_verify_says_which_inputs_are_random(capsys: pytest.CaptureFixture[str],
     assert "inputs are random numbers, which may be invalid in this model; others: --input threshold=FILE.npy" in said
     np.save(tmp_path / "t.npy", np.float32([0.5]))
     assert cli.main([*command, "--input", f"threshold={tmp_path}/t.npy"]) == 0
+
+
+def test_closed_streams_print_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by ``>&- 2>&-``."""
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    assert cli.main(["inspect", MODEL]) == 0
+    assert cli.main(["verify", MODEL, "--against", "nothing"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["verify", "--rtol", "nan"], "argument --rtol: 'nan' is not a number of at least 0"),
+        (["verify", "--atol=-1"], "argument --atol: '-1' is not a number of at least 0"),
+        (["train", "data.npz", "out.onnx", "--learning-rate", "inf"], "'inf' is not a number of at least 0"),
+        (["train", "data.npz", "out.onnx", "--batch-size", "0"], "--batch-size must be at least 1"),
+        (["export", "folder", "--dim", "batch=-3"], "an extent is an integer of at least 0"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with suppress(SystemExit):
+        cli.main([words[0], str(demo_model()), *words[1:]])
+    assert message in capsys.readouterr().err
+
+
+def test_a_tolerance_is_a_number() -> None:
+    with pytest.raises(InputValueError, match="rtol is nan; it is a finite number, 0 or more"):
+        convert(demo_model()).verify(against="onnxruntime", rtol=float("nan"))
 
 
 def test_verify_infers_a_decoders_step(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from ... import progress
-from ...errors import InputNameError, UnsupportedError, did_you_mean
+from ...errors import InputNameError, InputValueError, UnsupportedError, did_you_mean
 from ...eval.values import to_host
 from ...ir import analysis
 from ...ir.casts import NARROWER
@@ -57,6 +57,9 @@ def verify(
 ) -> Verification:
     """See ``Model.verify``."""
     _check(model)
+    for name, tolerance in (("rtol", rtol), ("atol", atol)):
+        if tolerance is not None and not 0 <= tolerance < math.inf:
+            raise InputValueError(f"{name} is {tolerance!r}; it is a finite number, 0 or more")
     folder = None if inputs is not None else model.origin.open().files.folder
     sets = data_sets(folder) if folder is not None else []
     recorded = against is None and bool(sets)
