@@ -190,7 +190,7 @@ class Renderer:
             self._bind(block, names)
         for reference, name in (arguments or {}).items():
             names.take(reference, name)
-        formals = self.text(block.formals, names)
+        formals = distinct_unused(self.text(block.formals, names))
         yield from layout(f"def {self.functions[block.reference]}{signature or f'({formals}):'}", 0)
         yield from [f'    """{block.docstring}"""'] if block.docstring else ()
         yield from opening
@@ -253,7 +253,7 @@ class Renderer:
         inner = Identifiers(names.of, self.reserved | outside | {name}, is_model=names.is_model)
         self._bind(block, inner)
         yield ""
-        yield " " * indent + f"def {name}({self.text(block.formals, inner)}):"
+        yield " " * indent + f"def {name}({distinct_unused(self.text(block.formals, inner))}):"
         yield from self._body(block, inner, indent + 4)
         yield ""
 
@@ -289,6 +289,16 @@ class Renderer:
         for name, row in zip(lists, rows, strict=True):
             yield f"{space}    {name}.append({row})"
         names.release([*dying, *(f"{r}\x04row" for r in loop.rows)])
+
+
+def distinct_unused(formals: str) -> str:
+    """Formals with numbers at further underscores, since Python rejects equal ones.
+
+    >>> distinct_unused("_, x, _, x_")
+    '_, x, _2, x_'
+    """
+    names = chain("_", (f"_{n}" for n in count(2)))
+    return re.sub(r"\b_\b", lambda _: next(names), formals)
 
 
 def tidy(lines: Sequence[str]) -> list[str]:

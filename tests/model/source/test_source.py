@@ -429,6 +429,20 @@ def test_padding_of_what_is_known_keeps_its_mode(tmp_path: Path, mode: str) -> N
         np.testing.assert_array_equal(ours, theirs)
 
 
+def test_arguments_that_nothing_reads(tmp_path: Path) -> None:
+    """Several of a function, and the element of a Scan without states."""
+    proto = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 21, "own": 1]>
+        unread (float[2] a, float[2] b, float[2] c, float[3, 2] d) => (float[2] y, float[3, 2] z)
+        { y = own.Third (a, b, c) z = Scan <num_scan_inputs = 1,
+            body = each (float[2] e) => (float[2] r) { r = Neg (c) }> (d) }
+        <domain: "own", opset_import: ["": 21]> Third (a, b, c) => (y) { t = Tanh (c) y = Mul (t, t) }""")
+    model, xs = onnx2jax.convert(proto), [normal(2), normal(2), normal(2), normal(3, 2)]
+    module = imported(model.to_source(tmp_path))
+    for ours, theirs in zip(module.model({}, *xs), model(*xs), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
 @pytest.mark.parametrize("declared", ["", "[2, 3]"])
 def test_first_of_several_results_of_unknown_rank(tmp_path: Path, declared: str) -> None:
     """Without the rank of x, nothing is evaluated that would tell how many results there are."""
