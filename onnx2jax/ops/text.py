@@ -131,13 +131,22 @@ def tf_idf_vectorizer(
     dtype = object if name == "pool_strings" else np.int64
     if (dtype is object) != (X.dtype == object):
         raise ValueError(f"the attribute {name} does not match an input of {X.dtype}")
-    n_grams = len(ngram_indexes)
+    n_grams, ends = len(ngram_indexes), (*ngram_counts[1:], len(pool))
+    if not all(0 <= start <= end for start, end in zip(ngram_counts, ends, strict=True)):
+        raise ValueError(f"ngram_counts {tuple(ngram_counts)} must ascend from 0 to the {len(pool)} items of the pool")
+    total = sum((end - start) // n for n, (start, end) in enumerate(zip(ngram_counts, ends, strict=True), 1))
+    if total != n_grams or min(ngram_indexes, default=0) < 0:
+        raise ValueError(
+            f"ngram_indexes {tuple(ngram_indexes)} must be a column for each of the pool's {total} n-grams"
+        )
+    if len(weights or ngram_indexes) != n_grams:
+        raise ValueError(f"weights must have {n_grams} entries, as ngram_indexes (it has {len(weights)})")
     words, pool = np.unique(np.array(pool, dtype), return_inverse=True)
     tokens = find(words, batch(X).astype(dtype)).astype(np.int64)
     # An extra last column counts n-grams that are not in the pool.
     counts = xp(X).zeros((tokens.shape[0], n_grams + 1), np.float32)
     first = 0
-    for n, (start, stop) in enumerate(zip(ngram_counts, (*ngram_counts[1:], len(pool)), strict=True), 1):
+    for n, (start, stop) in enumerate(zip(ngram_counts, ends, strict=True), 1):
         grams = pool[start:stop].reshape(-1, n)
         if min_gram_length <= n <= max_gram_length and len(grams):
             most = (tokens.shape[1] - 1) // (n - 1) if n > 1 else 1  # strides that fit into a row

@@ -253,11 +253,25 @@ def test_linear_rejects_invalid_operands():
         ml("LinearRegressor", x, coefficients=(1.0, 2.0))
     with pytest.raises(ValueError, match="post_transform"):
         ml("LinearRegressor", x, coefficients=(1.0,) * 3, post_transform="RELU")
+    with pytest.raises(ValueError, match="intercepts must have 1 entries"):
+        ml("LinearRegressor", x, coefficients=(1.0,) * 3, intercepts=(1.0, 2.0))
+    with pytest.raises(ValueError, match=r"inputdimensions \(-1,\) must not be negative"):
+        ml("FeatureVectorizer", x, inputdimensions=(-1,))
     with pytest.raises(KnownValueError, match="labels are strings"):
         labels = ("a", "b", "c")
         ml("LinearClassifier", x, coefficients=(1.0,) * 9, classlabels_strings=labels, n_outputs=2, jit=True)
     with pytest.warns(UserWarning, match="too few features"):
         ml("LinearRegressor", x, coefficients=(1.0,) * 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"rho": (1.0, 2.0)}, "rho"), ({"prob_a": (1.0,)}, "prob_b"), ({"prob_a": (1.0,) * 2}, "prob_a must have 1")],
+)
+def test_svm_of_other_counts(change, message):
+    common = {"coefficients": (1.0, 2.0), "support_vectors": (1.0,) * 6, "vectors_per_class": (1, 1)}
+    with pytest.raises(ValueError, match=message):
+        ml("SVMClassifier", f32(2, 3), classlabels_ints=(1, 2), n_outputs=2, **common, **change)
 
 
 # -------------------------------------------------------------------------------- support vector machines

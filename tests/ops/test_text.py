@@ -143,6 +143,21 @@ def test_tfidf_of_grams_that_share_a_column():
         counts(X, 1, 1, 0, **(more | {"pool_int64s": (5, 3, 5)}))
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ngram_counts": (-1, 4)}, "ngram_counts"),
+        ({"ngram_counts": (0, 11)}, "ngram_counts"),
+        ({"ngram_indexes": (0, 1, 2, 3, 4, 5, -1)}, "ngram_indexes"),
+        ({"ngram_indexes": (0, 1, 2)}, "7 n-grams"),
+        ({"weights": (2.0,)}, "weights must have 7 entries"),
+    ],
+)
+def test_tfidf_of_other_counts(change, message):
+    with pytest.raises(ValueError, match=message):
+        counts(X, 1, 2, 0, **change)
+
+
 def test_tfidf_of_strings():
     pool = {"pool_int64s": None, "pool_strings": tuple(map(str, POOL["pool_int64s"]))}
     pool = {k: v for k, v in (POOL | pool).items() if v is not None}

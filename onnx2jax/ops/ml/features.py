@@ -57,6 +57,8 @@ def feature_vectorizer(*X, inputdimensions=None, double=False):
     sizes = (None,) * len(X) if inputdimensions is None else inputdimensions
     if len(sizes) != len(X):
         raise ValueError(f"inputdimensions must have one entry per input ({len(X)}), not {len(sizes)}")
+    if any(size is not None and size < 0 for size in sizes):
+        raise ValueError(f"inputdimensions {tuple(sizes)} must not be negative")
     for i, x in enumerate(X):
         if x.ndim == 0:
             raise ValueError(f"input {i} is a scalar: reshape it to [1, 1]")
@@ -293,6 +295,8 @@ def _linear(X, n, coefficients, intercepts, once, double):
     if len(coefficients) > size:
         message = f"only {size} of {len(coefficients)} coefficients are used, for {n} * {X.shape[1]} features"
         warnings.warn(message + "; the input seems to have too few features", stacklevel=2)
+    if len(intercepts or (0,)) not in (1, n):
+        raise ValueError(f"intercepts must have {n} entries (it has {len(intercepts)})")
     weights, offsets = once(_arrays, coefficients, intercepts or (), dtype=X.dtype)
     scores = X @ weights[:size].reshape(n, -1).T
     return scores + offsets if intercepts else scores

@@ -154,6 +154,14 @@ def svm_classifier(
         return labels_of(labels, index), transform(scores, post_transform)
     if len(vectors_per_class) != n:
         raise ValueError(f"vectors_per_class {tuple(vectors_per_class)} must have one entry for each of {n} classes")
+    pairs = n * (n - 1) // 2
+    for name, values, counts in (
+        ("rho", rho, (1, pairs)),
+        ("prob_a", prob_a, (0, pairs)),
+        ("prob_b", prob_b, (0, pairs)),
+    ):
+        if len(values) not in counts or (name == "prob_b" and len(values) != len(prob_a)):
+            raise ValueError(f"{name} must have {pairs} entries, one for each pair of classes (it has {len(values)})")
     vectors = np.array(support_vectors, dtype).reshape(total, -1)
     kernel = _kernel(X, vectors, kernel_type, kernel_params)
     # Gaussians of finite vectors are at most 1, and NaN for all vectors at once.
