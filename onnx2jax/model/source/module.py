@@ -185,7 +185,11 @@ class _ModuleWriter:
         without_data(run)
         returned = []
         for value, info in zip(results, self.spec.outputs, strict=True):
-            returned.append(f"jnp.asarray({self.emitter.array(value)})" if value.host else value.text)
+            text = self.emitter.array(value)
+            if value.host:  # without a dtype it may be a sequence
+                is_array = value.known is not None or value.dtype is not None
+                text = f"jnp.asarray({text})" if is_array else f"jax.tree.map(jnp.asarray, {text})"
+            returned.append(text)
             if not value.host:
                 self.wanted.setdefault(references(value.text)[0], identifier(info.name) or "h")
         block.result = returned[0] if len(returned) == 1 else f"Outputs({', '.join(returned)})"

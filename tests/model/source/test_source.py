@@ -443,6 +443,19 @@ def test_arguments_that_nothing_reads(tmp_path: Path) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
 
+def test_absent_operands_and_known_sequences(tmp_path: Path) -> None:
+    """Clip without a lower bound, of an operand of unknown rank and in a loop; a sequence of constants."""
+    proto = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 21]>
+        made (float[n] a, float[k] b, float high) => (float[m] y, seq(bool[1]) s) <bool[1] c = {1}>
+        { t = Add (a, b) y = Clip (t, , high) s = SequenceConstruct (c, c) }""")
+    model, xs = onnx2jax.convert(proto), [normal(3), normal(3), np.float32(0.2)]
+    module = imported(model.to_source(tmp_path))
+    (y, s), (theirs, sequence) = module.model({}, *xs), model(*xs)
+    np.testing.assert_allclose(y, theirs, rtol=1e-6)
+    assert isinstance(s, list) and len(s) == len(sequence) == 2 and s[0].shape == (1,)
+
+
 @pytest.mark.parametrize("declared", ["", "[2, 3]"])
 def test_first_of_several_results_of_unknown_rank(tmp_path: Path, declared: str) -> None:
     """Without the rank of x, nothing is evaluated that would tell how many results there are."""
