@@ -58,6 +58,8 @@ def concat(call: NodeCall) -> str:
 def split(call: NodeCall) -> str | None:
     axis, shape, count = call.attribute("axis", 0), call.value(0).shape, len(call.node.outputs)
     sizes = call.integers("split", 1)
+    if count == 1 and len(sizes or (0,)) == 1 and (sizes is not None or not call.has(1)):
+        return call.text(0)
     if sizes is None:
         length = shape[axis] if shape is not None else None
         if call.has(1) or not isinstance(length, int) or length % count:

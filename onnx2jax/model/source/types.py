@@ -14,7 +14,7 @@ from ...eval.abstract import UNKNOWN, Abstract, is_elementwise, is_extents
 from ...eval.interpreter import Context, Scope
 from ...eval.known_values import EXACT, Symbolic
 from ...ir.graph import Node
-from ...ops.arrays import is_known
+from ...ops.arrays import is_known, is_string
 from ..changes.no_ops import returns_input
 from .forms import NodeCall
 from .values import Value, constant, evaluated
@@ -32,6 +32,8 @@ class AllExtents(Symbolic):
             return False
         if node.op_type == "Equal":  # exporters compare extents with -1
             sides = [operands[n] for n in node.inputs]
+            if any(map(is_string, sides)):
+                return False
             extents = [d for v in sides if is_extents(v) for d in v.reshape(-1).tolist() if not isinstance(d, int)]
             others = [v for v in sides if not is_extents(v)]
             negative = all(isinstance(v, np.ndarray) and (v < 0).all() for v in others) and len(others) == 1

@@ -12,6 +12,7 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 
+from ...ops.arrays import is_string
 from .code import CONSTANT, EXTENT, mark, string
 
 INLINE: Final = 8
@@ -49,7 +50,8 @@ class Value:
     @property
     def is_extents(self) -> bool:
         """Whether symbolic dimensions are among the elements."""
-        return self.known is not None and self.known.dtype == object
+        known = self.known
+        return known is not None and known.dtype == object and not (known.size and is_string(known))
 
     @property
     def is_static(self) -> bool:

@@ -20,6 +20,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
+from onnx import helper
 
 import onnx2jax
 from onnx2jax.errors import KnownValueError, UnsupportedError
@@ -454,6 +455,19 @@ def test_absent_operands_and_known_sequences(tmp_path: Path) -> None:
     (y, s), (theirs, sequence) = module.model({}, *xs), model(*xs)
     np.testing.assert_allclose(y, theirs, rtol=1e-6)
     assert isinstance(s, list) and len(s) == len(sequence) == 2 and s[0].shape == (1,)
+
+
+def test_known_strings_and_a_split_into_one(tmp_path: Path) -> None:
+    proto = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 21]>
+        known (float[2, n] x) => (float[2, m] y, bool[2] z) <int64[1] two = {2}>
+        { y = Split <axis = 0> (x, two) s = Concat <axis = 0> (a, b) z = Equal (s, c) }""")
+    for name, texts in {"a": ["", "a"], "b": [], "c": ["", "b"]}.items():
+        proto.graph.initializer.append(helper.make_tensor(name, onnx.TensorProto.STRING, [len(texts)], texts))
+    model, x = onnx2jax.convert(proto), normal(2, 3)
+    module = imported(model.to_source(tmp_path))
+    for ours, theirs in zip(module.model({}, x), model(x), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 @pytest.mark.parametrize("declared", ["", "[2, 3]"])
