@@ -225,8 +225,8 @@ def _nested(value: Any, text: Callable[[Any], str]) -> str:
 
 
 def is_inline(value: np.ndarray) -> bool:
-    """Whether the array is short as text."""
-    return value.size <= 2**20 and (value.size <= INLINE or len(array(value)) <= 48)
+    """Whether the array is short as text, or has text, which no file of arrays stores."""
+    return value.dtype == object or (value.size <= 2**20 and (value.size <= INLINE or len(array(value)) <= 48))
 
 
 def stored(name: str) -> str:
