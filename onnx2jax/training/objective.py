@@ -90,7 +90,12 @@ class Objective:
         fields = field_names(v.name for v in self.form.plain.outputs)
 
         def loss(results: Sequence[Any], batch: Arrays) -> tuple[Any, Metrics]:
-            return checked_loss(self.loss(as_outputs(fields, results), batch))
+            try:
+                result = self.loss(as_outputs(fields, results), batch)
+            except (TypeError, ValueError, KeyError) as e:
+                e.add_note(f"in the loss of finetune, loss(outputs, batch), whose batch is a dict of {list(batch)}")
+                raise
+            return checked_loss(result)
 
         return jax.jit(loss) if self.stages else loss
 
