@@ -127,6 +127,7 @@ def test_a_gpu_has_its_own_forms_of_what_is_folded(weights: Any, group: int, nam
     """They read and write images channels last, between transpositions of which XLA leaves none."""
     per_channel = [v[:, : len(weights)] for v in (M, F, B)]
 
+    @jax.jit
     def function(w: Any, m: Any, f: Any, b: Any, x: Any) -> Any:
         return (conv(x, w, window_of(X.shape[2:], w.shape[2:]), group) - m) * f + b
 
@@ -134,7 +135,7 @@ def test_a_gpu_has_its_own_forms_of_what_is_folded(weights: Any, group: int, nam
     closed = jax.make_jaxpr(function)(*operands, X)
     split = pipeline.run(closed, len(operands), pipeline.Passes("cuda"))
     arguments = split.hoisted_arguments(*as_weights([*operands, X]))
-    y = as_function(split.main)(*arguments, X)
+    y = jax.jit(as_function(split.main))(*arguments, X)
     names = [e.name for e in Program.of(split.main).equations]
     assert name in names and "sub" not in names and names.count("add") <= 1 + 6 * (name == "mul")
     np.testing.assert_allclose(y[0], function(*operands, X), rtol=1e-5, atol=1e-5)
