@@ -260,8 +260,8 @@ def is_extents(value: Any) -> bool:
 
 
 def is_typed(value: Any) -> bool:
-    """Whether an abstract value is a tensor of known type."""
-    return hasattr(value, "shape")
+    """Whether an abstract value is a tensor of numbers of known type."""
+    return hasattr(value, "shape") and not is_string(value)
 
 
 def _branches(_run: Abstract, node: Node, scope: Scope, bodies: list[list[Any]]) -> list[Any]:

@@ -21,6 +21,15 @@ LOOP = """g (float[2] x, int64 m) => (float[k] y) { y = Loop (m, "", x) <body = 
 NO_TRIPS = """g (int64 m, float[2, 3] x) => (float[2, 3] y) <int64[2] start = {2, 3}> {
     s = Loop (m, "", start) <body = b (int64 i, bool go, int64[2] s) => (bool go, int64[2] t) {
         t = Constant <value_ints = [3, 2]> () }>  y = Reshape (x, s) }"""
+TEXTS = """g (bool c, int64 m, float[3] x) => (string[1] y, string[k, 1] z, string[3, 1] s, string[3] u) {
+    y = If (c) <then_branch = a () => (string[1] t) { t = Constant <value_strings = ["a"]> () },
+               else_branch = b () => (string[1] t) { t = Constant <value_strings = ["b"]> () }>
+    z = Loop (m, "") <body = l (int64 i, bool go) => (bool on, string[1] t) {
+        on = Identity (go)  t = Constant <value_strings = ["a"]> () }>
+    s = Scan <num_scan_inputs = 1, body = e (float v) => (string[1] t) {
+        t = Constant <value_strings = ["a"]> () }> (x)
+    w = Constant <value_strings = ["a", "b", "c"]> ()
+    u = Scan <num_scan_inputs = 1, body = f (string v) => (string t) { t = Identity (v) }> (w) }"""
 POOL = "AveragePool <kernel_shape = [2], strides = [2]>"
 HALVED = f"""g (float[1, 1, N] x) => (float[1, 1, M] y) {{
     a = {POOL} (x)  b = {POOL} (a)  c = {POOL} (b)  d = {POOL} (c)  y = {POOL} (d) }}"""
@@ -54,6 +63,7 @@ def findings(text: str) -> list[tuple[str, str]]:
         (BRANCHES, None),  # the branch that refuses its operand may never be taken
         (TAKEN, ("GR-18", "warning")),  # by the shape of x, whatever the other branch gives
         (LOOP, ("GR-20", "warning")),
+        (TEXTS, None),
         (NO_TRIPS, None),  # y has the shape of x for m = 0
         (CALL, ("ND-15", "error")),
     ],
