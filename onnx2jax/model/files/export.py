@@ -152,8 +152,8 @@ def _with_multiples(
     """The program, the numbers of which free dimensions are multiples (powers of two up to STEPS), and constraints.
 
     JAX refuses what some extents refuse. Sizes of images, which are axes from the third on, then get coarser steps:
-    those that multiples.py finds, and where JAX does not see that they suffice, coarser ones. Bounds and equal extents
-    are read from messages (see requirements.py).
+    those that ``needed_multiples`` finds, and where JAX does not see that they suffice, coarser ones. Bounds and equal
+    extents are read from messages (see requirements.py).
     """
     if model.spec.groups is None:
         multiples = needed_multiples(model.spec.with_static, model.inputs, dims, constraints)

@@ -25,7 +25,7 @@ _PADDED: Final = re.compile(
 _SHAPE: Final = re.compile(r"must have the shape \[([^\[\]]+)\] \(it has (\(.+)")
 _JOINED: Final = re.compile(r"concatenating along dimension (\d+) for shapes (\(.+\))")
 _OPERAND: Final = re.compile(r"\w+\[([^\[\]]*)\]")
-"""The shape of an operand, as runtime/node_errors.py describes it."""
+"""The shape of an operand, as eval/node_errors.py describes it."""
 _FAR: Final = 10**6
 _MOST: Final = 4096
 _MULTIPLES: Final = 64 * 3**5 * 5**3 * 7**2

@@ -126,7 +126,7 @@ def summary(model: Any, inputs: Mapping[str, Any], dims: Mapping[str, int] | Non
         feeds, types, flops = _evaluated(model, inputs, dims)
     except OperatorError as e:
         fix = ""
-        likely = step_extents(with_graph(model, model.graph, placement=None), dims)
+        likely = step_extents(model, dims)
         if sizes := larger_sizes(model, inputs, dims, likely):
             fix = f"\nExtents of 1 may be too small: model.summary(dims={ {**dims, **sizes} })"
         raise OperatorError(f"{e}{fix}") from e.__cause__
