@@ -102,8 +102,9 @@ def say_extents(model: Any, feeds: Mapping[str, Any]) -> dict[str, int]:
     if free:
         ones = ", ".join(d for d in free if d not in extents)
         inferred = ", ".join(f"{d}={extents[d]}" for d in free if d in extents)
-        what = [*[f"taken as 1: {ones}"] * bool(ones), *[f"inferred: {inferred}"] * bool(inferred)]
-        note(f"{'; '.join(what)}; other sizes: {flags('--dim', dict.fromkeys(free, 'SIZE'))}")
+        extents_of = {"taken as 1": ones, "inferred": inferred}
+        said = "; ".join(f"{how}: {names}" for how, names in extents_of.items() if names)
+        note(f"{said}; other sizes: {flags('--dim', dict.fromkeys(free, 'SIZE'))}")
     return extents
 
 

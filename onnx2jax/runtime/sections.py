@@ -235,7 +235,8 @@ def _parts(program: Program, layers: Mapping[Equation, Program]) -> list[_Part]:
             place = min((reader[v] for v in equation.outputs if v in reader), default=len(order))
             groups[place if depends else 0].append(equation)
     parts, later = list[_Part](), {*program.outputs}
-    for group in filter(None, reversed([*chain(*zip(groups, ([e] for e in order), strict=False)), groups[-1]])):
+    ordered = [*chain.from_iterable(zip(groups, ([e] for e in order), strict=False)), groups[-1]]
+    for group in reversed([g for g in ordered if g]):
         if (layer := layers.get(group[0])) is not None:
             parts.append(_Part(layer, group[0].inputs, group[0].outputs))
         else:
