@@ -209,8 +209,9 @@ def test_check_of_a_cut_off_file_ends_its_question(command: Command, tmp_path: P
 
 
 def test_each_command_that_reads_a_file_has_the_options_of_reading() -> None:
-    commands = cli._parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
-    for name, parser in dict(commands or {}).items():  # type: ignore[call-overload]
+    commands: Any = cli._parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
+    assert commands.keys() == cli.COMMANDS.keys()
+    for name, parser in commands.items():
         if name not in ("cache", "demo"):
             options = {"--external-data-dir", "--follow-links", "--allow-newer-opset"}
             assert options <= parser._option_string_actions.keys(), name

@@ -395,7 +395,7 @@ def test_a_derivative_keeps_the_state() -> None:
     batches = {n: np.stack([v] * 2) for n, v in BATCH.items()}
 
     def after(state: Any) -> Any:
-        (new, _), outputs = trainer.step(state, BATCH), {}
+        new, _ = trainer.step(state, BATCH)
         _, outputs = trainer.step(new, BATCH)
         return outputs["loss"].sum()
 
