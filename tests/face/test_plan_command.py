@@ -75,6 +75,16 @@ def test_no_file_is_written_but_in_a_temporary_folder(
     }
 
 
+@pytest.mark.parametrize("location", ["b1/inner", "n" * 300])
+def test_a_location_where_no_file_can_be(tmp_path: Path, location: str) -> None:
+    onnx.save(mlp(), tmp_path / "m.onnx", save_as_external_data=True, all_tensors_to_one_file=False, size_threshold=0)
+    proto = onnx.load(tmp_path / "m.onnx", load_external_data=False)
+    proto.graph.initializer[0].external_data[0].value = location
+    onnx.save(proto, tmp_path / "m.onnx")
+    with pytest.raises(ExternalDataError, match=f"no file of external data can be at '{location[:70]}"):
+        cost(tmp_path / "m.onnx", {"data": 1}, compiled=False)
+
+
 def test_external_data_of_which_a_part_is_missing(tmp_path: Path) -> None:
     onnx.save(mlp(), tmp_path / "m.onnx", save_as_external_data=True, all_tensors_to_one_file=False, size_threshold=0)
     (tmp_path / "w1").unlink()

@@ -15,7 +15,7 @@ from typing import Any, Final, Unpack
 import jax
 
 from ... import compat
-from ...errors import ExternalDataNotFoundError, ShardingError
+from ...errors import ExternalDataError, ExternalDataNotFoundError, ShardingError
 from ...ir.file import Reading, check_keywords
 from ...proto.external import ExternalFiles
 from ...proto.files import path_of, read_model
@@ -310,10 +310,13 @@ def present(source: Path, reading: Reading) -> Iterator[Reading]:
     with tempfile.TemporaryDirectory() as temporary:
         for name in {**links, **sizes}:
             path = Path(temporary, name)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if name in links:
-                path.symlink_to(links[name])
-            else:
-                with path.open("xb") as file:
-                    file.truncate(sizes[name])  # sparse: takes no disk space
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if name in links:
+                    path.symlink_to(links[name])
+                else:
+                    with path.open("xb") as file:
+                        file.truncate(sizes[name])  # sparse: takes no disk space
+            except OSError as e:  # such as of a location inside of another one
+                raise ExternalDataError(f"no file of external data can be at {name!r:.80}: {e.strerror}") from None
         yield {**reading, "external_data_dir": temporary, "follow_links": True}
