@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 
 from ...ir.graph import Graph, Node
+from ...ops.registry import Operator
 from ...proto.types import TensorType, ValueInfo
 
-INTEGERS: Final[Mapping[str, tuple[str, ...]]] = {
-    "cats_strings": ("OneHotEncoder",),
-    "classlabels_strings": ("LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier"),
-    "default_string": ("LabelEncoder",),
-    "keys_strings": ("LabelEncoder",),
-    "values_strings": ("LabelEncoder",),
-}
-"""Attributes of ai.onnx.ml that have a counterpart of integers, and operators in which it means the same."""
+VALUES: Final = {"values_strings": "values_int64s", "default_string": "default_int64"}
+"""Attributes of a LabelEncoder's results, and their counterparts of integers."""
 
 
 def without_strings(graph: Graph) -> Graph:
@@ -51,14 +45,13 @@ def _zeros(value: Any) -> Any:
 
 
 def _node(node: Node) -> Node:
-    if node.domain != "ai.onnx.ml":
+    """The node with integers in attributes of strings that have a counterpart of integers."""
+    operator = node.target
+    if not isinstance(operator, Operator) or not (operator.strings or operator.labels):
         return node
-    changes = {n: v for n, v in node.attributes.items() if node.op_type in INTEGERS.get(n, ()) and v is not None}
-    if not changes:
-        return node
-    plural = "ints" if node.op_type in ("LinearClassifier", "SVMClassifier") else "int64s"
-    integers = {
-        n.replace("strings", plural).replace("string", "int64"): 0 if isinstance(v, str) else tuple(range(len(v)))
-        for n, v in changes.items()
-    }
+    counterparts = {operator.strings: operator.strings.replace("strings", "int64s")}
+    counterparts |= {"classlabels_strings": operator.labels} if operator.labels else {}
+    counterparts |= VALUES if node.op_type == "LabelEncoder" else {}
+    changes = {n: v for n, v in node.attributes.items() if n in counterparts and v is not None}
+    integers = {counterparts[n]: 0 if isinstance(v, str) else tuple(range(len(v))) for n, v in changes.items()}
     return replace(node, attributes={n: v for n, v in node.attributes.items() if n not in changes} | integers)
