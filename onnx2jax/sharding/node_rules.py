@@ -305,6 +305,7 @@ BEGINS: Final[Mapping[str, Begin]] = {
     "Reshape": heads_of,
     "Split": parts_of,
 }
+"""Operator -> where a sharding starts, at nodes whose operands are replicated."""
 RULES: Final[Mapping[str, Rule]] = {
     **dict.fromkeys(PRODUCTS, product),
     **dict.fromkeys(ATTENTION, attention),
@@ -319,3 +320,4 @@ RULES: Final[Mapping[str, Rule]] = {
     "Split": moving(split),
     "Transpose": moving(transpose),
 }
+"""Operator -> how a sharded axis of its operands is passed on."""
