@@ -1,8 +1,9 @@
 """Traceable variants of operators with data-dependent shapes: outputs padded to a fixed size, plus a count.
 
 They are not ONNX operators: `convert(..., max_size={"node": size})` substitutes them. Padding repeats the first entry
-(index 0), so that consumers stay in range. The first output counts all entries, including those beyond ``size``, so
-that too small a size is detected. ``Trips`` runs blocks of a loop whose condition is on the host.
+(index 0), so that consumers stay in range, or is 0 where an axis is empty. The first output counts all entries,
+including those beyond ``size``, so that too small a size is detected. ``Trips`` runs blocks of a loop whose condition
+is on the host.
 """
 
 from __future__ import annotations
@@ -24,9 +25,18 @@ def _positions(mask, size):
     return jnp.nonzero(mask, size=size, fill_value=0)[0].astype(np.int64), jnp.sum(mask, dtype=np.int64)
 
 
+def _taken(x, indices, axis):
+    """The slices of ``x`` at indices along an axis; zeros where it is empty."""
+    if x.shape[axis] == 0:
+        return jnp.zeros((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]), x.dtype)
+    return jnp.take(x, indices, axis)
+
+
 @op("NonZero", domain=PADDED)
 def non_zero(X, *, size):
     """NonZero: [rank, size]."""
+    if 0 in X.shape:  # XLA may compute the division of indices by an extent of 0 at compile time, and end the process
+        return jnp.zeros((), np.int64), jnp.zeros((X.ndim, size), np.int64)
     flat, count = _positions(jnp.ravel(X) != 0, size)
     return count, jnp.array(jnp.unravel_index(flat, X.shape), np.int64).reshape(X.ndim, size)
 
@@ -36,7 +46,7 @@ def compress(input, condition, *, axis=None, size):
     """Compress: `size` slices along the axis."""
     input, axis = flatten_or_axis(input, axis)
     indices, count = _positions(condition[: input.shape[axis]], size)
-    return count, jnp.take(input, indices, axis)
+    return count, _taken(input, indices, axis)
 
 
 @op("Unique", domain=PADDED)
@@ -48,8 +58,8 @@ def unique(X, *, axis=None, sorted=1, size):
     # At full size first, because the count includes values beyond ``size``.
     values, first, inverse, counts = jnp.unique(X, True, True, True, axis=axis, size=X.shape[axis])
     indices, count = _positions(counts > 0, size)
-    first, counts = (jnp.take(v, indices).astype(np.int64) for v in (first, counts))
-    return count, jnp.take(values, indices, axis), first, inverse.reshape(-1).astype(np.int64), counts
+    first, counts = (_taken(v, indices, 0).astype(np.int64) for v in (first, counts))
+    return count, _taken(values, indices, axis), first, inverse.reshape(-1).astype(np.int64), counts
 
 
 @op("NonMaxSuppression", domain=PADDED)
@@ -60,7 +70,7 @@ def non_max_suppression(
     """NonMaxSuppression: [size, 3]; one greedy scan, vmapped over images and classes."""
     limit = int(max_output_boxes_per_class.item()) if max_output_boxes_per_class is not None else 0
     steps = min(limit, boxes.shape[1])
-    if steps <= 0:
+    if steps <= 0 or 0 in scores.shape:
         return jnp.zeros((), np.int64), jnp.zeros((size, 3), np.int64)
     threshold = 0 if iou_threshold is None else jnp.maximum(jnp.reshape(iou_threshold, ()), 0).astype(boxes.dtype)
 

@@ -316,6 +316,27 @@ def test_max_size_pads_results_returns_counts_and_gives_one_program(case: str) -
         onnx2jax.convert(proto, max_size={"it": 1})(*arrays)
 
 
+@pytest.mark.parametrize(
+    ("node", "shapes"),
+    [
+        (sized("NonZero", ["x"], ["y"]), [(0,)]),
+        (sized("Compress", ["x", "c"], ["y"], axis=0), [(0, 3), (0,)]),
+        (sized("Unique", ["x"], ["y", "first", "", "counts"], axis=0), [(0, 3)]),
+        (sized("NonMaxSuppression", ["x", "c", "limit"], ["y"]), [(1, 3, 4), (1, 0, 3)]),
+    ],
+    ids=lambda case: getattr(case, "op_type", ""),
+)
+def test_max_size_pads_what_is_empty_with_zeros(node: onnx.NodeProto, shapes: list[Any]) -> None:
+    condition = np.bool_ if node.op_type == "Compress" else np.float32
+    arrays = [np.zeros(s, t) for s, t in zip(shapes, (np.float32, condition), strict=False)]
+    inputs = [value(n, a.dtype, a.shape) for n, a in zip(node.input, arrays, strict=False)]
+    kind = np.float32 if node.op_type in ("Compress", "Unique") else np.int64
+    outputs = [value(n, kind if n == "y" else np.int64, None) for n in node.output if n]
+    m = onnx2jax.convert(model([node], inputs, outputs, {"limit": np.int64([2])}), max_size={"it": 2})
+    *padded, count = map(np.asarray, m(*arrays))
+    assert count == 0 and all(2 in v.shape and not np.any(v) for v in padded)
+
+
 def test_max_size_of_a_detector_under_jit_and_vmap() -> None:
     proto = detector()
     m, plain = onnx2jax.convert(proto, max_size={"nms": 12}), onnx2jax.convert(proto)
