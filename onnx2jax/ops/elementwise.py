@@ -56,7 +56,8 @@ def numpy_or_jax(numpy_function, jax_function, object_function=None):
 
 def binary(name, *functions, since=7, **traits):
     """Register a broadcasting operator of A and B, and its form before opset 7, which aligned B by ``axis``."""
-    modern = op(name, since=since, broadcasts=True, **traits)(taking("A", "B")(numpy_or_jax(*functions)))
+    function = functions[0] if len(functions) == 1 else numpy_or_jax(*functions)
+    modern = op(name, since=since, broadcasts=True, **traits)(taking("A", "B")(function))
     if since == 7:
         op(name)(with_limited_broadcast(modern, "A", "B"))
     return modern
@@ -144,13 +145,35 @@ def _remainder(a, b):
     return np.where(b == 0, a, np.fmod(a, b)) if is_integer(a.dtype) else np.fmod(a, b)
 
 
+def _division(numpy_function, jax_function, object_function, by_zero):
+    """Division with a result for integers by zero, of the dividend, that XLA does not compute.
+
+    XLA:CPU ends the process where it divides by a zero that it knows at compile time, such as the sum of no elements.
+    """
+
+    def guarded(a, b):
+        is_zero = lax.eq(b, lax.full_like(b, 0))
+        return lax.select(is_zero, by_zero(a), jax_function(a, lax.select(is_zero, lax.full_like(b, 1), b)))
+
+    any_divisor = numpy_or_jax(numpy_function, guarded, object_function)
+    no_zero = numpy_or_jax(numpy_function, jax_function, object_function)
+
+    def function(*operands):
+        divisor = operands[1]
+        is_safe = not is_integer(divisor.dtype) or (is_known(divisor) and divisor.dtype != object and divisor.all())
+        return (no_zero if is_safe else any_divisor)(*operands)
+
+    return function
+
+
 binary("Add", np.add, lax.add, merges="sums")
 binary("Sub", np.subtract, lax.sub, merges="sums")
 binary("Mul", np.multiply, lax.mul, merges="products")
 _MOD_LIMITS = f"integers by zero give the dividend, as in XLA; {_DIVISOR}"
 _DIVIDE_LIMITS = f"integers by zero give -1 (all bits set), as in XLA; {_DIVISOR}"
-divide = binary("Div", _quotient, lax.div, _on_dims(operator.floordiv), merges="products", limits=_DIVIDE_LIMITS)
-remainder = numpy_or_jax(_remainder, lax.rem, _on_dims(operator.mod))
+_divided = _division(_quotient, lax.div, _on_dims(operator.floordiv), lambda a: lax.full_like(a, ~a.dtype.type(0)))
+divide = binary("Div", _divided, merges="products", limits=_DIVIDE_LIMITS)
+remainder = _division(_remainder, lax.rem, _on_dims(operator.mod), lambda a: a)
 
 
 @op("Mod", since=10, broadcasts=True, exact=("A", "B"), limits=_MOD_LIMITS)

@@ -85,6 +85,16 @@ def test_integer_division_truncates_also_at_extremes(dtype: Any) -> None:
     assert both("Mod", a, b, fmod=1).tolist() == [1, -1, 1, -1, 0, 5, -5]
 
 
+@pytest.mark.parametrize("name", ["Div", "Mod"])
+def test_integers_by_a_zero_that_xla_knows(name: str) -> None:
+    """The zero is a sum of no elements: XLA:CPU would divide by it when it compiles, and end the process."""
+
+    def divided(x: Any) -> Any:
+        return run_op(name, np.int32([5]) - x.sum(keepdims=True), x.sum(keepdims=True))
+
+    assert jax.jit(divided)(jnp.zeros(0, jnp.int32)).tolist() == [-1 if name == "Div" else 5]
+
+
 def test_mod_of_large_int64_is_exact() -> None:
     a = np.array([2**62 + 3], np.int64)
     assert both("Mod", a, np.array([4], np.int64), fmod=1).tolist() == [3]
