@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import jax
@@ -119,7 +120,8 @@ deprecated("GroupNormalization", since=18, instead=_PER_CHANNEL)
 def group_normalization(X, scale, bias, *, epsilon=1e-5, num_groups, stash_type=1):
     if X.shape[1] % num_groups:
         raise ValueError(f"num_groups ({num_groups}) does not divide the {X.shape[1]} channels of X {X.shape}")
-    x = _stash(X, stash_type).reshape(X.shape[0], num_groups, -1)
+    size = X.shape[1] // num_groups * math.prod(X.shape[2:])
+    x = _stash(X, stash_type).reshape(X.shape[0], num_groups, size)
     y = standardize(x, (2,), epsilon)[0].reshape(X.shape).astype(X.dtype)
     return y * _per_channel(scale, X) + _per_channel(bias, X)
 

@@ -132,6 +132,10 @@ def test_lrn_with_an_even_size_is_asymmetric(size):
     np.testing.assert_allclose(run_op("LRN", x, alpha=0.5, beta=0.6, bias=2.0, size=size), expected)
 
 
+def test_group_normalization_of_no_samples():
+    assert both("GroupNormalization", np.zeros((0, 4, 3)), np.ones(4), np.ones(4), num_groups=2).shape == (0, 4, 3)
+
+
 @pytest.mark.parametrize(
     ("name", "attributes"),
     [("LpNormalization", {"p": 2}), ("LpNormalization", {"p": 1}), ("MeanVarianceNormalization", {"axes": [0, 1]})],
