@@ -216,6 +216,8 @@ def test_operators_without_a_cpu_kernel_in_onnxruntime():
     np.testing.assert_allclose(first, y, rtol=1e-3, atol=1e-4)
     last = run_op("GroupNorm", np.moveaxis(image, 1, -1), gamma, beta, domain=MICROSOFT, activation=1, groups=2)
     np.testing.assert_allclose(np.moveaxis(np.asarray(last), -1, 1), y / (1 + np.exp(-y)), rtol=1e-3, atol=1e-4)
+    none = run_op("GroupNorm", image[:0], gamma, beta, domain=MICROSOFT, activation=0, groups=2, channels_last=0)
+    assert none.shape == (0, 8, 3, 3)
 
 
 def test_gather_block_quantized_out_of_range():

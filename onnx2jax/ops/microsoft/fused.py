@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from inspect import Parameter
 from typing import Any, Literal
 
@@ -200,7 +201,7 @@ def embed_layer_normalization(
 
 def group_normalized(x, gamma, beta, activation, channels_last, epsilon, groups):
     x = widen(x) if channels_last else widen(xp.moveaxis(x, 1, -1))
-    split = x.reshape(x.shape[0], -1, groups, x.shape[-1] // groups)
+    split = x.reshape(x.shape[0], math.prod(x.shape[1:-1]), groups, x.shape[-1] // groups)
     y = standardize(split, (1, 3), epsilon)[0].reshape(x.shape) * widen(gamma) + widen(beta)
     y = y * sigmoid(y) if activation else y
     return y if channels_last else xp.moveaxis(y, -1, 1)
