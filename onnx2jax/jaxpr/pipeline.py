@@ -131,7 +131,12 @@ PASSES: Final = (
         "dequantize", _imported("any.dequantize", "multiply_integers", _convolution_branch), _has_bytes, ("cpu", "tpu")
     ),
     # Folds scales behind convolutions into their weights. MobileNetV2: 0.95; ResNet-50: 0.965.
-    Pass("fold_batchnorm", _imported("any.fold_batchnorm", "fold", _convolution_branch), _has_convolution, None),
+    Pass(
+        "fold_batchnorm",
+        _imported("any.fold_batchnorm", "fold", _convolution_branch, lambda options: options.platform == "cuda"),
+        _has_convolution,
+        None,
+    ),
     # Puts images channels last and lowers each convolution in its fastest way. ResNet-50: 0.5; MobileNetV2: 0.2.
     Pass(
         "layout_assignment",

@@ -22,6 +22,9 @@ MobileNetV2 0.93 in 57 rather than 74: cuDNN's and cuBLAS's kernels add and appl
 Results differ by roundings of the terms that are summed, as in another order of sums. Where numbers are so large or
 small that they would be lost, or a sum rounds on purpose, as (y + 2**23) - 2**23 does, evaluating them raises
 ``Unfoldable``, and the program is compiled without this pass.
+In bfloat16 the weights and the sum are rounded once more, as those of a network without BatchNormalization are: errors
+of ResNet-50, MobileNetV2 and two readers of text grow by 5 to 27 %. Done on NVIDIA GPUs alone: there ResNet-50 moves
+0.67 of the bytes, while XLA for a TPU fuses what follows a convolution by itself.
 Weights with another reader stay as they are, since a second copy would take memory; so do those of products, which are
 not copied for another layout as those of convolutions are.
 """
@@ -33,6 +36,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -54,21 +58,25 @@ from ...program import (
 
 SCALES: Final = ("mul", "div")
 AFFINE: Final = ("add", "sub", *SCALES)
+FLOATS: Final = (np.dtype(np.float32), np.dtype(jnp.bfloat16))
 
 
 Link = tuple[Equation, Any]
-"""An equation that scales or shifts each channel, and the variable, or literal, it does so by."""
+"""An equation that scales or shifts each channel, and the variable, or literal, it does so by; None if it widens."""
 
 
-def fold(program: Program, branch: Branch) -> Program:
+def fold(program: Program, branch: Branch, half: bool = False) -> Program:
     """The program with what follows convolutions folded into their weights; the same object where it has none.
 
-    ``branch`` chooses the branch of a choice by platform.
+    Args:
+        program: a program.
+        branch: chooses the branch of a choice by platform.
+        half: whether convolutions in bfloat16 are folded, too.
     """
     if not (compat.has_primitives() and program.has("conv_general_dilated")):
         return program
     program = program.inlined(lambda choice: branch(choice) if _as_convolution(choice) is None else None)
-    uses, constants = _Uses(program), dict(program.constants)
+    uses, constants = _Uses(program, FLOATS if half else FLOATS[:1]), dict(program.constants)
     new, traced = {id(e): [e] for e in program.equations}, dict[Any, Program]()
     for convolution in filter(uses.can_fold_into, program.equations):
         chain = uses.chain(convolution)
@@ -96,7 +104,9 @@ def _as_convolution(equation: Equation) -> Equation | None:
 class _Uses:
     """Use-def chains of a program, and the parameters that its values follow from."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, dtypes: Sequence[Any]) -> None:
+        """``dtypes`` are those of convolutions that can be folded into."""
+        self.dtypes = dtypes
         self.roots: dict[Any, frozenset[Any]] = {v: frozenset() for v in program.constants}
         """The parameters of each value that depends on parameters only."""
         self.roots |= {v: frozenset((v,)) for v in program.inputs[: program.parameters]}
@@ -123,10 +133,11 @@ class _Uses:
         if convolution is None or convolution.params["batch_group_count"] != 1:
             return False
         *_, x, w = equation.inputs
-        if is_literal(w) or {v.aval.dtype for v in (x, w, *equation.outputs)} != {np.dtype("f4")}:
+        types = {v.aval.dtype for v in (x, w, *equation.outputs)}
+        if is_literal(w) or types not in [{dtype} for dtype in self.dtypes]:
             return False
         roots = self.roots.get(w, ())
-        is_hoisted = 0 < w.aval.size * 4 <= max(SMALL_GROWTH, MOST_GROWTH * sum(map(nbytes, roots)))
+        is_hoisted = 0 < nbytes(w) <= max(SMALL_GROWTH, MOST_GROWTH * sum(map(nbytes, roots)))
         is_alone = all(self.root_reads[r] == 1 or nbytes(r) <= SMALL_GROWTH for r in roots)
         return bool(roots) and is_hoisted and is_alone
 
@@ -135,6 +146,12 @@ class _Uses:
         convolution: Any = _as_convolution(equation)
         channel = convolution.params["dimension_numbers"].out_spec[1]
         (value,), chain = equation.outputs, list[Link]()
+        if value.aval.dtype != np.float32:
+            widened = self.reader.get(value) if self.reads[value] == 1 else None
+            if widened is None or widened.name != "convert_element_type" or widened.params["new_dtype"] != np.float32:
+                return []
+            chain.append((widened, None))
+            (value,) = widened.outputs
         while self.reads[value] == 1 and (link := self._link(self.reader.get(value), value, channel)):
             chain.append(link)
             (value,) = link[0].outputs
@@ -168,7 +185,7 @@ def _folded(
 ) -> list[Equation]:
     """The equations of the convolution, its weights scaled, and of one sum; ``traced`` caches them by types."""
     names = tuple(equation.name for equation, _ in chain)
-    operands = [*convolution.inputs, *(by for _, by in chain)]
+    operands = [*convolution.inputs, *(by for _, by in chain if by is not None)]
     types = tuple(map(type_of, operands))
     key = names, types, str(convolution.params)
     if key not in traced:
@@ -179,8 +196,9 @@ def _folded(
 def _convolved(equation: Equation, names: Sequence[str], *operands: Any) -> Any:
     """The result of a convolution and of equations with these names and operands behind it."""
     convolution: Any = _as_convolution(equation)
-    numbers = convolution.params["dimension_numbers"]
-    *before, w = operands[: -len(names)]
+    numbers, names = convolution.params["dimension_numbers"], [name for name in names if name in AFFINE]
+    *before, weights = operands[: -len(names)]
+    w = lax.convert_element_type(weights, np.float32)
     channel, kernel = numbers.out_spec[1], numbers.rhs_spec[0]
     count = w.shape[kernel]
     extents = [count if axis == kernel else 1 for axis in range(w.ndim)]
@@ -197,5 +215,7 @@ def _convolved(equation: Equation, names: Sequence[str], *operands: Any) -> Any:
             most = lax.max(most, lax.abs(shift))
     if sum(name not in SCALES for name in names) > 1:
         w = compat.scaled(w, lax.reshape(ones, extents), shift, most)
-    (y,) = equation.bind([*before, w])
-    return y if {*names} <= {*SCALES} else lax.add(y, lax.broadcast_in_dim(shift, y.shape, (channel,)))
+    (y,) = equation.bind([*before, lax.convert_element_type(w, weights.dtype)])
+    if not {*names} <= {*SCALES}:
+        y = lax.add(y, lax.broadcast_in_dim(lax.convert_element_type(shift, y.dtype), y.shape, (channel,)))
+    return lax.convert_element_type(y, np.float32)
