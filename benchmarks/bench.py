@@ -27,7 +27,11 @@ from .rivals import OURS
 
 FILE = Path(__file__).resolve().parent.parent / "docs" / "performance.json"
 NEWEST = FILE.with_name("performance_newest.json")
-"""Models and networks with the newest release of JAX, for the summary of the same page."""
+"""Models and networks with the newest release of JAX, for the first column of the same page's summary.
+
+Other files whose names begin with ``performance_`` have further columns: those of other processors, measured with
+``--only models/ --only networks/`` and copied there.
+"""
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
@@ -140,12 +144,13 @@ def main(given: list[str] | None = None) -> int:
 
 
 def write_page(file: Path) -> None:
-    """The page and its plot beside a file of figures, with those of the newest release beside it, if there are any."""
-    figures, newest = json.loads(file.read_text()), file.with_name(NEWEST.name)
-    drawn = file.with_suffix(".svg")
+    """The page and its plot beside a file of figures, with those of other releases and processors beside it."""
+    newest = file.with_name(NEWEST.name)
+    rest = sorted({*file.parent.glob(f"{file.stem}_*.json")} - {newest})
+    columns = [json.loads(each.read_text()) for each in (newest, file, *rest) if each.exists()]
+    figures, drawn = json.loads(file.read_text()), file.with_suffix(".svg")
     drawing = report.plot(figures, drawn)
-    others = json.loads(newest.read_text()) if newest.exists() else None
-    file.with_suffix(".md").write_text(report.page(figures, drawn.name if drawing else None, others))
+    file.with_suffix(".md").write_text(report.page(figures, drawn.name if drawing else None, columns))
 
 
 if __name__ == "__main__":

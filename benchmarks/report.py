@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,27 +38,30 @@ SUMMARY: Final = """## Summary
 
 Time of onnxruntime over ours, by class of model, on a CPU. The second column is the choice for inference alone:
 onnx2jax adds gradients, vmap, sharding, TPUs and GPUs for all of them."""
-NEWEST: Final = "The first column of medians is of the newest release of JAX (`make bench-newest`, in fewer rounds) on"
+COLUMNS: Final = (
+    "The columns of medians are of, in their order (the newest release by `make bench-newest`, in fewer rounds):"
+)
 FAST: Final = 0.95
 """Median ratio from which onnx2jax is no slower in practice."""
 CLOSE: Final = 0.7
 """Median ratio below which onnxruntime is the better choice on a CPU."""
 
 
-def page(figures: Mapping[str, Any], plot: str | None = None, newest: Mapping[str, Any] | None = None) -> str:
+def page(figures: Mapping[str, Any], plot: str | None = None, columns: Sequence[Mapping[str, Any]] = ()) -> str:
     """The page.
 
     Args:
         figures: all of them.
         plot: the plot's name.
-        newest: those of models and networks with another release of JAX, for the summary.
+        columns: for the summary, these and those of models and networks with other releases of JAX and processors.
     """
+    columns = columns or [figures]
     groups: Mapping[str, Rows] = figures["groups"]
     loads = [row["load"][0] for rows in groups.values() for row in rows.values() if "load" in row]
     load = f" Load average while measuring: {min(loads):.1f} to {max(loads):.1f}." if loads else ""
-    parts = [HEAD, f"Measured on {sentence(figures['machine'])}{load}", SUMMARY, _summary(figures, newest)]
-    if newest is not None:
-        parts.append(f"{NEWEST} {sentence(newest['machine'])}")
+    parts = [HEAD, f"Measured on {sentence(figures['machine'])}{load}", SUMMARY, _summary(columns)]
+    if len(columns) > 1:
+        parts += [COLUMNS, "\n".join(f"{i}. {sentence(each['machine'])}" for i, each in enumerate(columns, 1))]
     if plot:
         parts.append(f"![Models by their time relative to onnxruntime's]({plot})")
     used: set[Explanation] = set()
@@ -100,12 +103,11 @@ def by_class(groups: Mapping[str, Rows]) -> dict[str, list[tuple[float, str]]]:
     return {name: sorted(rows) for name, rows in found.items() if rows}
 
 
-def _summary(figures: Mapping[str, Any], newest: Mapping[str, Any] | None) -> str:
-    """A row for each class; the choice follows from the first column of medians."""
-    releases = [figures] if newest is None else [newest, figures]
-    found = [by_class(each["groups"]) for each in releases]
+def _summary(columns: Sequence[Mapping[str, Any]]) -> str:
+    """A row for each class; the choice follows from the first column of medians. Then the geometric means of all."""
+    found = [by_class(each["groups"]) for each in columns]
     lines = []
-    for kind in found[-1]:
+    for kind in dict.fromkeys(kind for classes in found for kind in classes):
         rows = next(classes[kind] for classes in found if kind in classes)
         quantiles = [np.quantile([r for r, _ in each.get(kind, [])] or [np.nan], (0.25, 0.5, 0.75)) for each in found]
         middle = np.median([ratio for ratio, _ in rows])
@@ -113,10 +115,19 @@ def _summary(figures: Mapping[str, Any], newest: Mapping[str, Any] | None) -> st
         medians = ("-" if m != m else f"**{m:.2f}** ({low:.2f} to {high:.2f})" for low, m, high in quantiles)
         cells = [kind, choice, str(len(rows)), *medians]
         lines.append([*cells, *(f"{name} {ratio:.2f}" for ratio, name in (rows[0], rows[-1]))])
-    names = (
-        ["median (quartiles)"] if newest is None else [f"jax {_release(each)}: median (quartiles)" for each in releases]
-    )
+    every = [[ratio for rows in classes.values() for ratio, _ in rows] for classes in found]
+    if all(every):
+        means = (f"**{np.exp(np.log(ratios).mean()):.2f}** of {len(ratios)}" for ratios in every)
+        lines.append(["all: geometric mean", "", "", *means, "", ""])
+    names = [f"{_processor(each, columns)}jax {_release(each)}: median (quartiles)" for each in columns]
     return _lines(["class", "on a CPU pick", "rows", *names, "slowest", "fastest"], lines)
+
+
+def _processor(figures: Mapping[str, Any], columns: Sequence[Mapping[str, Any]]) -> str:
+    """The instruction sets that not all of the processors have, for the head of a column."""
+    common = set[str].intersection(*({*each["machine"]["instructions"]} for each in columns))
+    further = [name for name in figures["machine"]["instructions"] if name not in common]
+    return f"with {', '.join(further)}, " if further else ""
 
 
 def _release(figures: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,17 +91,21 @@ def test_the_summary_groups_models_by_class() -> None:
     assert "| Tree ensembles | onnx2jax | 1 | **2.00** (2.00 to 2.00) | xgb_digits 2.00 | xgb_digits 2.00 |" in page
 
 
-def test_the_summary_begins_with_the_newest_release() -> None:
-    def figures(jax: str, ratio: float, *names: str) -> dict[str, Any]:
+def test_the_summary_has_columns_of_releases_and_processors() -> None:
+    def figures(jax: str, ratio: float, *names: str, sets: Sequence[str] = ()) -> dict[str, Any]:
         row = json.loads(json.dumps(FIGURES["groups"]["networks"]["fast"]))  # type: ignore[index]
         row["ratios"]["onnxruntime"]["paired"] = [ratio] * 3
-        machine = {**FIGURES["machine"], "versions": {"jax": jax}}  # type: ignore[dict-item]
+        machine = {**FIGURES["machine"], "instructions": ["avx2", *sets], "versions": {"jax": jax}}  # type: ignore[dict-item]
         return {"machine": machine, "groups": {"models": dict.fromkeys(names, row)}}
 
-    page = report.page(figures("0.10.2", 0.5, "xgb_digits", "a file"), None, figures("0.12.0.1", 2, "xgb_digits"))
-    assert "| class | on a CPU pick | rows | jax 0.12: median (quartiles) | jax 0.10: median (quartiles) |" in page
-    assert "| Tree ensembles | onnx2jax | 1 | **2.00** (2.00 to 2.00) | **0.50** (0.50 to 0.50) |" in page
-    assert "| Small networks | onnxruntime | 1 | - | **0.50** (0.50 to 0.50) | a file 0.50 | a file 0.50 |" in page
+    newest, own = figures("0.12.0.1", 2, "xgb_digits"), figures("0.10.2", 0.5, "xgb_digits", "a file")
+    page = report.page(own, None, [newest, own, figures("0.10.2", 4, "xgb_digits", sets=["avx_vnni"])])
+    head = " | ".join(f"{name}: median (quartiles)" for name in ("jax 0.12", "jax 0.10", "with avx_vnni, jax 0.10"))
+    assert f"| class | on a CPU pick | rows | {head} |" in page
+    medians = " | ".join(f"**{m}.{n}** ({m}.{n} to {m}.{n})" for m, n in ((2, "00"), (0, "50"), (4, "00")))
+    assert f"| Tree ensembles | onnx2jax | 1 | {medians} |" in page
+    assert "| Small networks | onnxruntime | 1 | - | **0.50** (0.50 to 0.50) | - | a file 0.50 | a file 0.50 |" in page
+    assert "| all: geometric mean |  |  | **2.00** of 1 | **0.50** of 2 | **4.00** of 1 |  |  |" in page
 
 
 def test_the_plot_is_deterministic(tmp_path: Path) -> None:
