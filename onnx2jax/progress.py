@@ -74,7 +74,8 @@ def stage(text: str) -> Iterator[None]:
     try:
         yield
     finally:
-        _leave(entered)
+        if entered is not None:
+            _leave(entered)
 
 
 @contextmanager
@@ -95,8 +96,8 @@ def call() -> Iterator[None]:
 def announce(text: str) -> None:
     """Begins a stage that ends with the innermost ``call`` of this thread; does nothing outside of one."""
     announced: list[_Stage] | None = getattr(_local, "stages", None)
-    if announced is not None:
-        announced.append(_entered(text))
+    if announced is not None and (entered := _entered(text)) is not None:
+        announced.append(entered)
 
 
 def erase() -> None:
@@ -116,13 +117,13 @@ def hidden() -> Iterator[None]:
         _local.hidden = outer
 
 
-def _entered(text: str) -> _Stage:
-    """A new stage, which is open unless nothing is to be shown."""
+def _entered(text: str) -> _Stage | None:
+    """A new stage; None where nothing is to be shown."""
     global _display
-    entered = _Stage(text)
     is_hidden = getattr(_local, "hidden", False) or {os.environ.get(name, "0") for name in _QUIET} - {"", "0"}
     if is_hidden or not (_is_terminal() or _in_notebook()):
-        return entered
+        return None
+    entered = _Stage(text)
     with _lock:
         _stages.append(entered)
         if _display is None:
@@ -138,7 +139,7 @@ def _leave(entered: _Stage) -> None:
     global _display
     ended = None
     with _lock:
-        if entered in _stages:  # not if it is hidden, or after a fork
+        if entered in _stages:  # not after a fork
             _stages.remove(entered)
         if entered.drawn:
             _clear(str(entered))

@@ -88,9 +88,9 @@ class Runtime:
         spec, values = self.spec, self._values
         shapes = {n: np.shape(v) for n, v in values.items() if np.size(v) != 1}
         types = {n: jax.ShapeDtypeStruct(shape, spec.stored[n].dtype) for n, shape in shapes.items()}
-        in_file = spec.settings.dtype is None
-        read = values.__getitem__ if in_file else lambda n: spec.as_stored(n, values[n])
-        return DeviceParams(types, read, lambda n, value: put(spec.placement, {n: value})[n])
+        return DeviceParams(
+            types, lambda n: spec.as_stored(n, values[n]), lambda n, value: put(spec.placement, {n: value})[n]
+        )
 
     @cached_property
     def constants(self) -> Constants:

@@ -78,7 +78,7 @@ class Subprogram:
         self.executables: DispatchCache[Executable | Sections] = DispatchCache()
         self.compiles, self.seconds = 0, 0.0
         self._jitted = Jitted(self._jit)
-        self._store = None if settings.cache_dir is None else Store(settings.cache_dir)
+        self._store = Store.of(settings.cache_dir)
         self._keys = dict.fromkeys(g.key(n) for g in graph.walk() for n in g.initializers)
         whole = graph.complete
         self._types = {v.name: v.type for v in whole.outputs}
