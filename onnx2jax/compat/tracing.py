@@ -206,23 +206,33 @@ def _is_plain(value: Any) -> bool:
 
 
 _platform: ContextVar[str] = ContextVar("platform", default="")
+_keeps_convolutions: ContextVar[bool] = ContextVar("keeps_convolutions", default=False)
 PLATFORMS: Final = ("cpu", "cuda", "rocm", "tpu")
 """The names of platforms in ``lax.platform_dependent``."""
 
 
 @contextmanager
-def on_platform(name: str) -> Iterator[None]:
-    """A context in which programs are traced for one platform; "" for any."""
-    token = _platform.set(name)
+def on_platform(name: str, keeps_convolutions: bool = False) -> Iterator[None]:
+    """A context in which programs are traced for one platform; "" for any.
+
+    ``keeps_convolutions``: Conv is ``lax.conv_general_dilated`` on all of them, which passes lower afterwards.
+    """
+    tokens = _platform.set(name), _keeps_convolutions.set(keeps_convolutions)
     try:
         yield
     finally:
-        _platform.reset(token)
+        _platform.reset(tokens[0])
+        _keeps_convolutions.reset(tokens[1])
 
 
 def platform() -> str:
     """The platform for which programs are traced; "" for any."""
     return _platform.get()
+
+
+def keeps_convolutions() -> bool:
+    """Whether passes lower the convolutions of what is traced."""
+    return _keeps_convolutions.get()
 
 
 def platform_dependent(*operands: Any, default: Callable[..., Any], **forms: Callable[..., Any]) -> Any:

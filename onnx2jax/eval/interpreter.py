@@ -29,7 +29,7 @@ from ..ir.patterns import REWRITTEN, merging
 from ..limits import LARGEST_ARRAY, LARGEST_IN_SIGNATURE, LARGEST_TRACED, NESTED_JITS
 from ..ops.arrays import check_room, is_known, is_traced
 from ..ops.cast import is_float
-from ..ops.registry import Operator, Shards
+from ..ops.registry import Operator, Shards, is_built_in
 from ..proto.types import ValueInfo
 from .autodiff_tape import Derivatives, Rerun, Tape
 from .layers import Rolling
@@ -244,9 +244,11 @@ def _call(node: Node, values: list[Any], scope: Scope, context: Context) -> Any:
         values = _apart(node, values, context)
     if node.target.fixtures:
         attributes = {**fixtures(node, node.target, scope, context), **attributes}
-    if node.casts is not None:
-        return node.casts.call(node.target.function, *values, **attributes)
-    return node.target.function(*values, **attributes)
+    function = node.target.function if node.casts is None else partial(node.casts.call, node.target.function)
+    if compat.keeps_convolutions() and not is_built_in(node.target):
+        with compat.on_platform(""):  # JAX keeps the traces of a user's jitted functions for other callers
+            return function(*values, **attributes)
+    return function(*values, **attributes)
 
 
 def _apart(node: Node, values: Sequence[Any], context: Context) -> list[Any]:

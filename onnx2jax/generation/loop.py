@@ -20,7 +20,7 @@ from .. import compat, progress
 from ..errors import InputValueError
 from ..jaxpr.pipeline import Passes
 from ..runtime.dispatch import DispatchCache, Signature, argument_types, signature_of
-from ..runtime.executable import Executable, portable
+from ..runtime.executable import Executable, portable, traced_for
 from ..runtime.jitted import persistent
 from ..runtime.memory import trim_heap
 from ..runtime.program_cache import Kept
@@ -204,8 +204,8 @@ class Programs:
         with compat.enable_x64(), progress.stage("compiling the decoder's layers"):
             types = _types(args)
             donated = range(len(jax.tree.leaves(types[0]))) if donate else ()
-            traced = jax.jit(function).trace(weights.types, *types)
             options = Passes(compat.lowering_platform(target), self.steps.model.settings.skip)
+            traced = traced_for(options, jax.jit(function), weights.types, *types)
             sections = sections_of(traced, sorted(weights.types), target, options, donated, self.folder.store)
             if sections is None:
                 return None

@@ -19,7 +19,7 @@ import numpy as np
 
 from .. import compat, debug
 from ..errors import InputTypeError, InputValueError, OptimizationWarning
-from .program import Branch, Program, as_function, branch_for
+from .program import Program, as_function
 
 if TYPE_CHECKING:
     from .passes.any.hoist_params import SplitProgram
@@ -101,20 +101,6 @@ def _calls_onednn(program: Program, options: Passes) -> bool:
     return multiplies_bytes(program) and options.onednn
 
 
-def _own_branch(options: Passes) -> Branch:
-    """Chooses the branch of the platform."""
-    return branch_for(options.platform)
-
-
-def _convolution_branch(options: Passes) -> Branch:
-    """Chooses the branch of a platform; on a CPU a convolution, which ``layout_assignment`` lowers."""
-    if options.platform != "cpu":
-        return branch_for(options.platform)
-    from .passes.cpu.layout_assignment import convolution_branch
-
-    return convolution_branch
-
-
 def _imported(module: str, name: str, *arguments: Callable[[Passes], Any]) -> Callable[[Program, Passes], Program]:
     """A function of a module of ``passes``, imported when it first runs; its further arguments follow from options."""
 
@@ -127,22 +113,17 @@ def _imported(module: str, name: str, *arguments: Callable[[Passes], Any]) -> Ca
 
 PASSES: Final = (
     # Computes products of dequantised integers in integers. ResNet-18 in int8 (QDQ): 0.45 with VNNI, 0.95 without.
-    Pass(
-        "dequantize", _imported("any.dequantize", "multiply_integers", _convolution_branch), _has_bytes, ("cpu", "tpu")
-    ),
+    Pass("dequantize", _imported("any.dequantize", "multiply_integers"), _has_bytes, ("cpu", "tpu")),
     # Folds scales behind convolutions into their weights. MobileNetV2: 0.95; ResNet-50: 0.965.
-    Pass(
-        "fold_batchnorm",
-        _imported("any.fold_batchnorm", "fold", _convolution_branch, lambda options: options.platform == "cuda"),
-        _has_convolution,
-        None,
-    ),
+    Pass("fold_batchnorm", _imported("any.fold_batchnorm", "fold"), _has_convolution, None),
     # Puts images channels last and lowers each convolution in its fastest way. ResNet-50: 0.5; MobileNetV2: 0.2.
     Pass(
         "layout_assignment",
         _imported("cpu.layout_assignment", "assign_layouts", lambda options: lambda: options.onednn),
         _has_convolution,
     ),
+    # Lowers the other convolutions, each by itself: those in loops, and all on other platforms.
+    Pass("lower_convolutions", _imported("any.lower_convolutions", "lower"), platforms=None),
     # Stores weights as [out, in] that one row is multiplied by. A decoding step of GPT-2: 0.93.
     Pass("dot_layout", _imported("cpu.dot_layout", "transpose_row_weights")),
     # Calls oneDNN for products and convolutions of int8. ResNet-18 in int8: 0.5 (jaxlib 0.10 alone).
@@ -154,7 +135,7 @@ PASSES: Final = (
         lambda _program, _options: not compat.has_int8_kernels(),
     ),
     # Hoists parameter-only subexpressions out of the call. MiniLM with int8 weights dequantised: 0.34.
-    Pass("hoist_params", _imported("any.hoist_params", "hoist", _own_branch), platforms=None),
+    Pass("hoist_params", _imported("any.hoist_params", "hoist"), platforms=None),
     # Unrolls loops of few steps, where loops are serial. A decoder in int4, each layer a call: 0.7 on two cores.
     Pass("unroll_loops", _imported("cpu.unroll_loops", "unroll_loops"), lambda _program, _: compat.has_serial_loops()),
     # Materialises what several equations read. 16 residual blocks of 1x1 convolutions: 0.34; ResNet-50: 0.98.
@@ -189,7 +170,8 @@ def run(closed: Any, parameters: int, options: Passes) -> SplitProgram:
         parameters: how many of its arguments, the first of them, are parameters of the model.
         options: which passes run.
     """
-    new, program = _rewritten(PASSES, closed, parameters, options)
+    with compat.on_platform(options.platform, keeps_convolutions=True):
+        new, program = _rewritten(PASSES, closed, parameters, options)
     from .passes.any.hoist_params import without_hoisting
 
     hoisted = without_hoisting(parameters) if program is None or program.hoisted is None else program.hoisted
@@ -237,7 +219,7 @@ def with_passes(function: Callable[..., Any], skip: Collection[str] = ()) -> Cal
 
 def _rewritten(passes: Sequence[Pass], closed: Any, parameters: int, options: Passes) -> tuple[Any, Program | None]:
     """The ClosedJaxpr after passes, and its program; None where that is the one that was given."""
-    first = program = guarded("read", lambda: Program.of(closed, parameters))
+    first = program = guarded("read", lambda: Program.of(closed, parameters, options.platform))
     if program is None:
         return closed, None
     before: list[str] = []

@@ -96,6 +96,20 @@ class Equation:
         every = (v for value in self.params.values() for v in (value if isinstance(value, tuple | list) else (value,)))
         return [Program.of(v) for v in every if hasattr(getattr(v, "jaxpr", v), "eqns")]
 
+    def with_inner(self, rewrite: Callable[[Program], Program]) -> Equation:
+        """The equation with the programs among its parameters rewritten, but for those that cannot hold constants."""
+
+        def changed(value: Any) -> Any:
+            if type(value) in (tuple, list):
+                return type(value)(map(changed, value))
+            if not isinstance(value, ClosedJaxpr):
+                return value
+            program = Program.of(value)
+            new = rewrite(program)
+            return value if new is program else new.closed()
+
+        return self.replace(**{n: changed(v) for n, v in self.params.items()}) if self.inner else self
+
     @property
     def convolution(self) -> Problem:
         """The convolution that it is."""
@@ -129,6 +143,7 @@ class Program:
         equations: in an order in which they can be computed.
         constants: values of variables that are no inputs.
         parameters: how many inputs, the first of them, are the same in many calls: a model's parameters.
+        platform: whose branch inlining takes of a choice by platform.
         hoisted: what is computed of the parameters before a call, whose results are then the first inputs.
     """
 
@@ -137,15 +152,17 @@ class Program:
     equations: Sequence[Equation]
     constants: Mapping[Any, Any] = field(repr=False)
     parameters: int = 0
+    platform: str = "cpu"
     hoisted: Any = None
     _jax: Any = field(default=None, repr=False)
 
     @classmethod
-    def of(cls, jaxpr: Any, parameters: int = 0) -> Program:
+    def of(cls, jaxpr: Any, parameters: int = 0, platform: str = "cpu") -> Program:
         """The program of a ClosedJaxpr, or of a Jaxpr without constants."""
         body = getattr(jaxpr, "jaxpr", jaxpr)
         constants = dict(zip(body.constvars, getattr(jaxpr, "consts", ()), strict=False))
-        return cls(body.invars, body.outvars, [*map(Equation, body.eqns)], constants, parameters, None, body)
+        equations = [*map(Equation, body.eqns)]
+        return cls(body.invars, body.outvars, equations, constants, parameters, platform, None, body)
 
     @classmethod
     def traced(cls, function: Callable[..., Any], *operands: Any) -> Program:
@@ -175,7 +192,7 @@ class Program:
         ``branch`` and ``opens`` as for ``inline``.
         """
         names, constants = dict[Any, Any](), dict(self.constants)
-        equations = [*inline(self.equations, names, constants, branch or branch_for("cpu"), opens)]
+        equations = [*inline(self.equations, names, constants, branch or branch_for(self.platform), opens)]
         outputs = [substitute(v, names) for v in self.outputs]
         return self.replace(equations=needed(equations, outputs), outputs=outputs, constants=constants)
 
@@ -340,14 +357,12 @@ def expand(
     equation: Equation,
     operands: Sequence[Any],
     constants: dict[Any, Any],
-    branch: Branch | None = None,
 ) -> list[Equation]:
     """The equations of a function of operands that computes the result of an equation.
 
-    ``constants`` gets the values that the function closes over. Of choices by platform it has the ``branch``, or a
-    CPU's.
+    ``constants`` gets the values that the function closes over.
     """
-    return splice(Program.traced(function, *operands), equation, operands, constants, branch)
+    return splice(Program.traced(function, *operands), equation, operands, constants)
 
 
 def splice(
@@ -355,11 +370,10 @@ def splice(
     equation: Equation,
     operands: Sequence[Any],
     constants: dict[Any, Any],
-    branch: Branch | None = None,
 ) -> list[Equation]:
     """The equations of a program with these operands, whose result becomes that of an equation."""
     names = dict(zip(program.inputs, operands, strict=True))
-    equations = [*inline(program.equations, names, constants, branch or branch_for("cpu"))]
+    equations = [*inline(program.equations, names, constants, branch_for(program.platform))]
     constants.update(program.constants)
     (output,), result = equation.outputs, substitute(program.outputs[0], names)
     return [

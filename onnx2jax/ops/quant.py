@@ -236,9 +236,10 @@ def integer_conv(x, w, x_zero_point=None, w_zero_point=None, *, group=1, **attri
     x, w = jnp.asarray(x), jnp.asarray(w)
     if lowering(Problem(x.dtype, (x.shape[0], *x.shape[2:]), w.shape, window, group), "int8") != "integers":
         return in_float(x, w)
-    # On CPUs layout assignment selects the int8 convolution when it puts channels last; XLA:GPU has none.
+    # XLA:CPU has a fast int8 convolution for channels last, as passes put them; XLA:GPU has none.
     in_integers = partial(signed_conv, zero_points=(x_zero_point, w_zero_point), window=window)
-    return compat.platform_dependent(x, w, tpu=in_integers, default=in_float)
+    on_cpu = in_integers if compat.keeps_convolutions() else in_float
+    return compat.platform_dependent(x, w, tpu=in_integers, cpu=on_cpu, default=in_float)
 
 
 def signed_conv(x, w, zero_points, window):

@@ -39,7 +39,7 @@ from ..proto.mapped import owned
 from ..proto.types import HOST_ONLY
 from .cut import body_of
 from .dispatch import BoundCall, CallContext, Callee, Constants, DispatchCache, Signature, signature
-from .executable import Executable
+from .executable import Executable, traced_for
 from .jitted import Jitted, call_serially, in_auto_axes, persistent
 from .params import DeviceParams, device_of, is_cpu
 from .program_cache import Store
@@ -97,7 +97,8 @@ class Subprogram:
         """
 
         def trace(key: Constants, params: dict[str, Any], values: dict[str, Any], rng: Any) -> list[Any]:
-            with compat.enable_x64(), compat.on_platform(self.settings.platform):
+            platform = self.settings.platform or compat.platform()
+            with compat.enable_x64(), compat.on_platform(platform, compat.keeps_convolutions()):
                 # JAX caches 64-bit constants by identity, and would reuse these in a caller's jit in 32-bit mode.
                 scalars, known = ({n: a.copy() for n, a in arrays.items()} for arrays in (key.params, key.inputs))
                 every, traces = params | scalars, key.caller_traces
@@ -210,7 +211,7 @@ class Subprogram:
         options = Passes("" if device is None else compat.lowering_platform(device), self.settings.skip)
         store = self._store
         if self.settings.scan_layers == "calls" and device is not None:
-            traced = jitted.trace(constants, *args)
+            traced = traced_for(options, jitted, constants, *args)
             if (sections := sections_of(traced, sorted(args[0]), device, options, store=store)) is not None:
                 return sections
         by_type = self._keys.keys() & params.types.keys()

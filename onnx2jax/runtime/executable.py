@@ -28,6 +28,12 @@ TRIM_BYTES: Final = 1 << 26
 """Bytes of hoisted values after which freed memory is given back to the system."""
 
 
+def traced_for(options: pipeline.Passes, jitted: Any, *args: Any) -> Any:
+    """A jitted function, traced for the platform on which passes run; these lower its convolutions."""
+    with compat.on_platform(options.platform, keeps_convolutions=True):
+        return jitted.trace(*args)
+
+
 class Executable:
     """A jitted function's program for one signature, its parameter-only subexpressions hoisted."""
 
@@ -65,7 +71,7 @@ class Executable:
         compiler_options = None
         if kept is None:
             with progress.stage(f"tracing {jitted.__name__}"):
-                traced = jitted.trace(constants, *args)
+                traced = traced_for(options, jitted, constants, *args)
                 self._split = pipeline.run(traced.jaxpr, len(self._names), options)
             assert self._split.main is not None
             self.result_types = self._split.main.out_avals
@@ -82,7 +88,7 @@ class Executable:
             # Traced again after jax.clear_caches or in another configuration: then from the start.
             first, self._split = self._split, None
             if first is None:
-                again = self._jitted.trace(self._constants, *self._types)
+                again = traced_for(options, self._jitted, self._constants, *self._types)
                 first = pipeline.run(again.jaxpr, len(self._names), options)
             arguments = *hoisted, *leaves, *donated
             return unaliased(map(to_device, as_function(first.main)(*arguments)), arguments)  # NumPy in disable_jit

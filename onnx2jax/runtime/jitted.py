@@ -22,19 +22,21 @@ from .program_cache import Store
 class Jitted:
     """The jitted functions of one function, those for callers' traces apart, which neither count nor serve a model.
 
-    JAX caches the traces of each. A trace made while somebody replaces functions of JAX, as jax2onnx does in an export,
-    has operations that nobody else can compile: then, and afterwards, the function is jitted anew.
+    JAX caches the traces of each, so that those for one platform are apart, too. A trace made while somebody replaces
+    functions of JAX, as jax2onnx does in an export, has operations that nobody else can compile: then, and afterwards,
+    the function is jitted anew.
     """
 
     jit: Callable[..., Any]
     """``jit(foreign, *options)`` jits the function, for callers' traces or for this package's own programs."""
-    _functions: dict[tuple[bool, ...], tuple[list[Any], Any]] = field(default_factory=dict, init=False)
+    _functions: dict[tuple[Any, ...], tuple[list[Any], Any]] = field(default_factory=dict, init=False)
 
     def __call__(self, *options: bool) -> Any:
         """The jitted function for a caller's trace, or for a program of this package."""
-        functions, entry = compat.functions(), self._functions.get(options)
+        key = *options, compat.platform(), compat.keeps_convolutions()
+        functions, entry = compat.functions(), self._functions.get(key)
         if entry is None or entry[0] != functions:
-            entry = self._functions[options] = functions, self.jit(*options)
+            entry = self._functions[key] = functions, self.jit(*options)
         return entry[1]
 
 

@@ -22,7 +22,7 @@ from onnx2jax.ops.linalg import gemm, matmul
 from onnx2jax.ops.quant import dequantize_linear
 from onnx2jax.ops.window import window_of
 from tests.support import models
-from tests.support.programs import rewritten
+from tests.support.programs import rewritten, traced
 
 RNG = np.random.default_rng(0)
 CHANNELS = RNG.uniform(0.001, 0.01, 24).astype(np.float32)
@@ -72,7 +72,8 @@ LEFT: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] = {
 
 def multiplied(program: Program, platform: str = "cpu") -> Program:
     """The pass, as it runs for a platform."""
-    return pipeline.PASSES[0].rewrite(program, pipeline.Passes(platform))
+    with compat.on_platform(platform, keeps_convolutions=True):
+        return pipeline.PASSES[0].rewrite(program, pipeline.Passes(platform))
 
 
 def programs(name: str, cases: Any, platform: str = "cpu") -> tuple[Any, Any, tuple[Any, ...]]:
@@ -80,13 +81,13 @@ def programs(name: str, cases: Any, platform: str = "cpu") -> tuple[Any, Any, tu
     function, (x, *of_x), (w, scale, zero, axis) = cases[name]
     given = (x, w, *([scale] if scale.ndim else []))
 
-    def traced(x: Any, w: Any, *scales: Any) -> list[Any]:
+    def computed(x: Any, w: Any, *scales: Any) -> list[Any]:
         weight = dequantize_linear(w, scales[0] if scales else scale, zero, axis=axis)
         return [function(dequantize_linear(x, *of_x), weight)]
 
     with compat.enable_x64():
-        closed = jax.make_jaxpr(traced)(*given)
-        changed = rewritten(partial(multiplied, platform=platform), closed)
+        closed = traced(computed, *given, platform=platform)
+        changed = rewritten(partial(multiplied, platform=platform), closed, platform=platform)
     return closed, changed, given
 
 
@@ -116,8 +117,8 @@ def test_sums_are_those_of_integers(name: str) -> None:
 
 def test_it_runs_for_cpus_and_tpus() -> None:
     """XLA has no convolutions of integers for GPUs."""
-    closed, _, _ = programs("a convolution", CASES)
     for platform, dtype in (("cpu", np.int32), ("tpu", np.int32), ("cuda", np.float32)):
+        closed, _, _ = programs("a convolution", CASES, platform)
         main = pipeline.run(closed, 0, pipeline.Passes(platform, frozenset({"layout_assignment"}))).main
         assert sums(main or closed) == [dtype], platform
 
@@ -136,7 +137,7 @@ def test_zero_points_and_scales_may_be_those_of_a_call() -> None:
 
     given = IMAGE, np.uint8(200), SCALE, FILTERS
     with compat.enable_x64():
-        closed = jax.make_jaxpr(function)(*given)
+        closed = traced(function, *given)
         changed = rewritten(multiplied, closed)
     assert sums(changed) == [np.int32]
     before, after = results(closed, changed, given=given)

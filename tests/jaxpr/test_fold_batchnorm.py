@@ -22,14 +22,13 @@ import onnx2jax
 from onnx2jax.jaxpr import pipeline
 from onnx2jax.jaxpr.const_eval import Unfoldable
 from onnx2jax.jaxpr.passes.any.fold_batchnorm import AFFINE, fold
-from onnx2jax.jaxpr.passes.cpu.layout_assignment import convolution_branch
 from onnx2jax.jaxpr.program import Program, as_function
 from onnx2jax.ops.conv import conv
 from onnx2jax.ops.window import window_of
 from onnx2jax.runtime import compile
 from tests.support.helpers import as_weights
 from tests.support.models import model, value
-from tests.support.programs import hoisted, rewritten
+from tests.support.programs import hoisted, rewritten, traced
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(2, 3, 5, 7)).astype(np.float32)
@@ -56,9 +55,9 @@ def convolved(x: Any, w: Any, group: int = 1) -> Any:
 
 def changed(function: Callable[..., Any], *weights: Any, x: Any = X) -> tuple[ClosedJaxpr, int]:
     """The program of a function of weights and x, folded; and how many equations that scale or shift are left in it."""
-    closed = jax.make_jaxpr(function)(*weights, x)
+    closed = traced(function, *weights, x)
     count = len(jax.tree.leaves(weights))
-    program = rewritten(lambda p: fold(p, convolution_branch), closed, count)
+    program = rewritten(fold, closed, count)
     main = hoisted(program, count).main
     return program, sum(e.primitive.name in AFFINE for e in main.jaxpr.eqns)
 
@@ -129,18 +128,17 @@ def test_a_gpu_has_its_own_forms_of_what_is_folded(weights: Any, group: int, nam
     """They read and write images channels last, between transpositions of which XLA leaves none."""
     operands, x = [weights.astype(dtype), *(v[:, : len(weights)] for v in (M, F, B))], X.astype(dtype)
 
-    @jax.jit
     def function(w: Any, m: Any, f: Any, b: Any, x: Any) -> Any:
         y = conv(x, w, window_of(x.shape[2:], w.shape[2:]), group).astype(np.float32)
         return ((y - m) * f + b).astype(dtype)
 
-    split = pipeline.run(jax.make_jaxpr(function)(*operands, x), len(operands), pipeline.Passes("cuda"))
+    split = pipeline.run(traced(function, *operands, x, platform="cuda"), len(operands), pipeline.Passes("cuda"))
     arguments = split.hoisted_arguments(*as_weights([*operands, x]))
     y = jax.jit(as_function(split.main))(*arguments, x)[0]
     names = [e.name for e in Program.of(split.main).equations]
     assert name in names and "sub" not in names and names.count("add") <= 1 + 6 * (name == "mul")
     error = 1e-5 if dtype == "float32" else 0.1  # of sums up to 9 in eight bits
-    np.testing.assert_allclose(y.astype(np.float32), function(*operands, x).astype(np.float32), atol=error)
+    np.testing.assert_allclose(y.astype(np.float32), jax.jit(function)(*operands, x).astype(np.float32), atol=error)
 
 
 def test_half_precision_is_left_on_other_platforms() -> None:

@@ -19,7 +19,7 @@ from onnx2jax.ops.quant import integer_conv
 from onnx2jax.ops.window import window_of
 from tests.ops.test_conv_cpu import reference
 from tests.support.helpers import as_weights
-from tests.support.programs import hoisted, rewritten
+from tests.support.programs import hoisted, rewritten, traced
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(2, 6, 8, 10)).astype(np.float32)
@@ -205,7 +205,7 @@ def test_integer_convolutions_are_one_of_int8_and_exact(signed: bool, asymmetric
         return integer_conv(x, w, *zero_points, group=group, pads=[1] * 4)
 
     with compat.enable_x64():
-        closed = jax.jit(function).trace(w, x).jaxpr
+        closed = traced(function, w, x)
         parts = hoisted(rewritten(assign_layouts, closed, 1), 1)
         (ours,) = jax.jit(jaxpr_as_fun(parts.main))(*parts.hoisted_arguments(*as_weights([w, x])), x)
         kinds = [

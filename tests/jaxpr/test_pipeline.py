@@ -16,11 +16,12 @@ from onnx2jax import debug
 from onnx2jax.errors import InputTypeError, InputValueError, OptimizationWarning
 from onnx2jax.jaxpr import pipeline
 from onnx2jax.jaxpr.pipeline import NAMES, Passes, run, run_training, skipped
-from onnx2jax.jaxpr.program import Program, branch_for, expand
+from onnx2jax.jaxpr.program import Program
 from onnx2jax.ops.conv import conv
 from onnx2jax.ops.window import window_of
 from tests.support.helpers import as_weights
 from tests.support.models import mlp, mlp_reference
+from tests.support.programs import traced
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(2, 3, 5, 7)).astype(np.float32)
@@ -37,17 +38,13 @@ def network(w: Any, scale: Any, bias: Any, x: Any) -> list[Any]:
 PLAIN = jax.jit(network)
 
 
-def traced() -> Any:
-    return jax.make_jaxpr(network)(W, SCALE, BIAS, X)
-
-
 def primitives(closed: Any) -> list[str]:
     return [e.primitive.name for e in closed.jaxpr.eqns]
 
 
 def results(options: Passes) -> tuple[list[str], Any]:
     """The primitives of the program after the passes, which is shown to compute what it computed before."""
-    hoisted = run(traced(), 3, options)
+    hoisted = run(traced(network, W, SCALE, BIAS, X, platform=options.platform), 3, options)
     arguments = hoisted.hoisted_arguments(*as_weights([W, SCALE, BIAS, X]))
     assert hoisted.main is not None
     (ours,) = jax.jit(jaxpr_as_fun(hoisted.main))(*arguments, X)
@@ -79,11 +76,12 @@ def test_without_a_pass_the_numbers_stay(name: str) -> None:
     results(Passes().skipping(name))
 
 
-def test_without_layout_assignment_images_stay_channels_first() -> None:
-    hoisted = run(traced(), 3, Passes().skipping("layout_assignment"))
-    assert hoisted.main is not None
-    assert "conv_general_dilated" in primitives(hoisted.main)
-    assert "transpose" not in primitives(hoisted.main)
+def test_without_layout_assignment_each_convolution_is_lowered_by_itself() -> None:
+    for skip, is_lowered in ((("layout_assignment",), True), (("layout_assignment", "lower_convolutions"), False)):
+        hoisted = run(traced(network, W, SCALE, BIAS, X), 3, Passes().skipping(*skip))
+        assert hoisted.main is not None
+        names = primitives(hoisted.main)
+        assert ("transpose" in names) is is_lowered and ("conv_general_dilated" in names) is not is_lowered
 
 
 def test_onednn_is_for_cpus_and_for_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,18 +109,6 @@ def test_other_platforms_take_their_own_branch() -> None:
         hoisted = run(closed, 1, Passes(platform=platform))
         assert hoisted.main is not None
         assert [n for n in primitives(hoisted.main) if n != "platform_index"] == ["mul", name]
-
-
-def test_what_replaces_an_equation_takes_the_branch_of_its_pass() -> None:
-    program = Program.of(jax.make_jaxpr(lambda x: x * 2)(W))
-    (equation,) = program.equations
-
-    def function(x: Any, _: Any) -> Any:
-        return lax.platform_dependent(x, tpu=lambda v: v - 1, default=lambda v: -v)
-
-    for branch, name in ((branch_for("tpu"), "sub"), (None, "neg")):
-        new = expand(function, equation, equation.inputs, {}, branch)
-        assert [e.name for e in new if e.name != "platform_index"] == [name]
 
 
 # ------------------------------------------------------------------------------------------------------ failures
@@ -186,10 +172,10 @@ def test_programs_are_printed_after_each_pass(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(debug.VARIABLE, "2")
-    run(traced(), 3, Passes(portable=True))
+    run(traced(network, W, SCALE, BIAS, X), 3, Passes(portable=True))
     assert capsys.readouterr().err == ""
     monkeypatch.setenv(debug.VARIABLE, "3")
-    run(traced(), 3, Passes(portable=True))
+    run(traced(network, W, SCALE, BIAS, X), 3, Passes(portable=True))
     printed = capsys.readouterr().err
     names = re.findall(r"^onnx2jax: (\w+): \d+ equations before, \d+ after\n(?:let|\{ lambda)", printed, re.MULTILINE)
     assert names == [p.name for p in pipeline.PASSES]

@@ -31,7 +31,7 @@ from ....limits import INT8_ROWS, MAX_SUMMANDS
 from ....ops.conv_rules import lowering
 from ....ops.quant import integer_product, signed_conv
 from ...axis_orders import permuted
-from ...program import Branch, Equation, Program, expand, is_literal, literal_value, new_variable
+from ...program import Equation, Program, expand, is_literal, literal_value, new_variable
 
 BYTES: Final = (np.dtype(np.int8), np.dtype(np.uint8))
 
@@ -50,13 +50,10 @@ class Dequantised:
     scale: Any = None
 
 
-def multiply_integers(program: Program, branch: Branch) -> Program:
-    """The program with products of dequantised integers computed in integers; the same object where it has none.
-
-    Of choices by platform it has the ``branch``.
-    """
-    flat = program.inlined(branch)
-    rewriter = _Rewriter(dict(flat.constants), branch)
+def multiply_integers(program: Program) -> Program:
+    """The program with products of dequantised integers computed in integers; the same object where it has none."""
+    flat = program.inlined()
+    rewriter = _Rewriter(dict(flat.constants))
     for equation in flat.equations:
         rewriter.add(equation)
     if not rewriter.changed:
@@ -67,8 +64,8 @@ def multiply_integers(program: Program, branch: Branch) -> Program:
 class _Rewriter:
     """A program in construction, equation by equation."""
 
-    def __init__(self, constants: dict[Any, Any], branch: Branch) -> None:
-        self.constants, self.branch = constants, branch
+    def __init__(self, constants: dict[Any, Any]) -> None:
+        self.constants = constants
         self.equations: list[Equation] = []
         self.changed = False
         self._found: dict[Any, Dequantised] = {}
@@ -123,7 +120,7 @@ class _Rewriter:
             return sums.astype(np.float32) * (by.reshape(()) * to.reshape(-1, *(1,) * behind))
 
         operands = [x.integers, w.integers, x.scale, w.scale, *([x.zero] if known is None else [])]
-        self.equations += expand(computed, equation, operands, self.constants, self.branch)
+        self.equations += expand(computed, equation, operands, self.constants)
         self.changed = True
         return True
 

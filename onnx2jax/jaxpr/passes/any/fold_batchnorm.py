@@ -43,18 +43,7 @@ from jax import lax
 from .... import compat
 from ....limits import MOST_GROWTH, SMALL_GROWTH
 from ...const_eval import can_evaluate
-from ...program import (
-    Branch,
-    Equation,
-    Program,
-    branch_for,
-    is_literal,
-    is_platform_choice,
-    nbytes,
-    splice,
-    type_of,
-    variables,
-)
+from ...program import Equation, Program, is_literal, nbytes, splice, type_of, variables
 
 SCALES: Final = ("mul", "div")
 AFFINE: Final = ("add", "sub", *SCALES)
@@ -65,40 +54,21 @@ Link = tuple[Equation, Any]
 """An equation that scales or shifts each channel, and the variable, or literal, it does so by; None if it widens."""
 
 
-def fold(program: Program, branch: Branch, half: bool = False) -> Program:
-    """The program with what follows convolutions folded into their weights; the same object where it has none.
-
-    Args:
-        program: a program.
-        branch: chooses the branch of a choice by platform.
-        half: whether convolutions in bfloat16 are folded, too.
-    """
+def fold(program: Program) -> Program:
+    """The program with what follows convolutions folded into their weights; the same object where it has none."""
     if not (compat.has_primitives() and program.has("conv_general_dilated")):
         return program
-    program = program.inlined(lambda choice: branch(choice) if _as_convolution(choice) is None else None)
-    uses, constants = _Uses(program, FLOATS if half else FLOATS[:1]), dict(program.constants)
+    program = program.inlined()
+    uses, constants = _Uses(program, FLOATS if program.platform == "cuda" else FLOATS[:1]), dict(program.constants)
     new, traced = {id(e): [e] for e in program.equations}, dict[Any, Program]()
     for convolution in filter(uses.can_fold_into, program.equations):
         chain = uses.chain(convolution)
         if any(equation.name in SCALES for equation, _ in chain):
             for equation in (convolution, *(equation for equation, _ in chain)):
                 new[id(equation)] = []
-            new[id(chain[-1][0])] = _folded(convolution, chain, traced, constants, branch)
+            new[id(chain[-1][0])] = _folded(convolution, chain, traced, constants)
     equations = [e for equation in program.equations for e in new[id(equation)]]
     return program.replace(equations=equations, constants=constants)
-
-
-def _as_convolution(equation: Equation) -> Equation | None:
-    """The convolution that an equation is, or that a choice by platform has for platforms without a form of their own.
-
-    Operands of a choice follow its index. A folded one is a choice again: a GPU has products for some convolutions.
-    """
-    if is_platform_choice(equation):
-        program = Program.of(equation.params["branches"][branch_for("")(equation)])
-        equation, *others = program.equations or [equation]
-        if others or [*equation.inputs] != [*program.inputs]:
-            return None
-    return equation if equation.name == "conv_general_dilated" else None
 
 
 class _Uses:
@@ -129,10 +99,9 @@ class _Uses:
 
     def can_fold_into(self, equation: Equation) -> bool:
         """Whether it is a convolution whose weights follow from parameters that nothing else reads."""
-        convolution = _as_convolution(equation)
-        if convolution is None or convolution.params["batch_group_count"] != 1:
+        if equation.name != "conv_general_dilated" or equation.params["batch_group_count"] != 1:
             return False
-        *_, x, w = equation.inputs
+        x, w = equation.inputs
         types = {v.aval.dtype for v in (x, w, *equation.outputs)}
         if is_literal(w) or types not in [{dtype} for dtype in self.dtypes]:
             return False
@@ -143,8 +112,7 @@ class _Uses:
 
     def chain(self, equation: Equation) -> list[Link]:
         """The equations that scale and shift a convolution's channels, each the only reader of the one before."""
-        convolution: Any = _as_convolution(equation)
-        channel = convolution.params["dimension_numbers"].out_spec[1]
+        channel = equation.params["dimension_numbers"].out_spec[1]
         (value,), chain = equation.outputs, list[Link]()
         if value.aval.dtype != np.float32:
             widened = self.reader.get(value) if self.reads[value] == 1 else None
@@ -181,7 +149,7 @@ class _Uses:
 
 
 def _folded(
-    convolution: Equation, chain: Sequence[Link], traced: dict[Any, Program], constants: dict[Any, Any], branch: Branch
+    convolution: Equation, chain: Sequence[Link], traced: dict[Any, Program], constants: dict[Any, Any]
 ) -> list[Equation]:
     """The equations of the convolution, its weights scaled, and of one sum; ``traced`` caches them by types."""
     names = tuple(equation.name for equation, _ in chain)
@@ -190,14 +158,13 @@ def _folded(
     key = names, types, str(convolution.params)
     if key not in traced:
         traced[key] = Program.traced(partial(_convolved, convolution, names), *operands)
-    return splice(traced[key], convolution.replace(outputs=chain[-1][0].outputs), operands, constants, branch)
+    return splice(traced[key], convolution.replace(outputs=chain[-1][0].outputs), operands, constants)
 
 
 def _convolved(equation: Equation, names: Sequence[str], *operands: Any) -> Any:
     """The result of a convolution and of equations with these names and operands behind it."""
-    convolution: Any = _as_convolution(equation)
-    numbers, names = convolution.params["dimension_numbers"], [name for name in names if name in AFFINE]
-    *before, weights = operands[: -len(names)]
+    numbers, names = equation.params["dimension_numbers"], [name for name in names if name in AFFINE]
+    x, weights = operands[: -len(names)]
     w = lax.convert_element_type(weights, np.float32)
     channel, kernel = numbers.out_spec[1], numbers.rhs_spec[0]
     count = w.shape[kernel]
@@ -215,7 +182,7 @@ def _convolved(equation: Equation, names: Sequence[str], *operands: Any) -> Any:
             most = lax.max(most, lax.abs(shift))
     if sum(name not in SCALES for name in names) > 1:
         w = compat.scaled(w, lax.reshape(ones, extents), shift, most)
-    (y,) = equation.bind([*before, lax.convert_element_type(w, weights.dtype)])
+    (y,) = equation.bind([x, lax.convert_element_type(w, weights.dtype)])
     if not {*names} <= {*SCALES}:
         y = lax.add(y, lax.broadcast_in_dim(lax.convert_element_type(shift, y.dtype), y.shape, (channel,)))
     return lax.convert_element_type(y, np.float32)

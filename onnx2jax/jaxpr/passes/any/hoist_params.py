@@ -22,7 +22,7 @@ import numpy as np
 from ....limits import MOST_GROWTH, SMALL_GROWTH
 from ....proto.mapped import load
 from ...const_eval import Step, can_evaluate
-from ...program import Branch, Equation, Program, inline, nbytes, substitute, variables
+from ...program import Equation, Program, branch_for, inline, nbytes, substitute, variables
 
 CHEAP: Final = frozenset({"broadcast_in_dim", "iota", "pad", "reshape", "slice", "split", "squeeze"})
 """Not hoisted: inside the program they fuse with their consumers, and cost less than their results as arguments."""
@@ -123,16 +123,16 @@ def without_hoisting(parameters: int) -> SplitProgram:
     return SplitProgram([], {i: i for i in range(parameters)}, {}, [*range(parameters)], None)
 
 
-def hoist(program: Program, branch: Branch) -> Program:
-    """The program without parameter-only equations, which move to ``hoisted``. Calls that read parameters are inlined.
+def hoist(program: Program) -> Program:
+    """The program without parameter-only equations, which move to ``hoisted``.
 
-    ``branch`` selects the branch of ``platform_dependent``.
+    Calls that read parameters are inlined.
     """
     parameters = dict(enumerate(program.inputs[: program.parameters]))
     constants, names = dict(program.constants), dict[Any, Any]()
     known: dict[Any, Any] = dict.fromkeys((*parameters.values(), *constants))  # variable -> equation that computes it
     early, late = list[Equation](), list[Equation]()
-    for equation, is_early in parameter_only(program, names, constants, branch):
+    for equation, is_early in parameter_only(program, names, constants):
         (early if is_early else late).append(equation)
         if is_early:
             known.update(dict.fromkeys(equation.outputs, equation))
@@ -160,14 +160,13 @@ def hoist(program: Program, branch: Branch) -> Program:
 
 
 def parameter_only(
-    program: Program, names: dict[Any, Any], constants: dict[Any, Any], branch: Branch
+    program: Program, names: dict[Any, Any], constants: dict[Any, Any]
 ) -> Iterator[tuple[Equation, bool]]:
     """The equations, calls that read parameters inlined, each with whether it depends on parameters only.
 
     Args:
         program: a program.
         names, constants: as ``inline`` fills them; the program's own constants are in them.
-        branch: selects the branch of ``platform_dependent``.
     """
     known = {*program.inputs[: program.parameters]}
 
@@ -177,7 +176,7 @@ def parameter_only(
     def opens(_equation: Equation, operands: Sequence[Any]) -> bool:
         return any(map(is_known, operands))
 
-    for equation in inline(program.equations, names, constants, branch, opens):
+    for equation in inline(program.equations, names, constants, branch_for(program.platform), opens):
         is_early = can_evaluate(equation) and all(map(is_known, variables(equation.inputs)))
         if is_early:
             known.update(equation.outputs)

@@ -15,7 +15,7 @@ from ....limits import CONV_FEW_CHANNELS
 from ....ops import conv_cpu
 from ....ops.conv_rules import RULES, Problem, lowering
 from ....ops.window import Window
-from ...program import Program, branch_for
+from ...program import Program
 from .onednn import convolution as by_onednn
 
 
@@ -86,7 +86,7 @@ def library_options(main: Any) -> dict[str, bool | str] | None:
     if target not in RULES or not program.has("conv_general_dilated"):
         return None
     votes = Counter[str]()
-    for equation in program.inlined(branch_for("cpu")).equations:
+    for equation in program.inlined().equations:
         if equation.name == "conv_general_dilated":
             if jnp.issubdtype(equation.inputs[0].aval.dtype, jnp.integer):
                 return None

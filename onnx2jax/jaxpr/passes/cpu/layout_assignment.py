@@ -32,7 +32,7 @@ from jax import lax
 from ....limits import SHORT
 from ...axis_orders import Order, OrderedArray, permuted, places, plain, without
 from ...const_eval import can_evaluate
-from ...program import Branch, Equation, Program, branch_for, is_literal, literal_value, type_of
+from ...program import Branch, Equation, Program, is_literal, literal_value, type_of
 from .conv_lowering import convolve, weighted
 
 Rule = Callable[[Equation, "Sequence[OrderedArray]"], "list[OrderedArray] | None"]
@@ -48,12 +48,12 @@ def assign_layouts(program: Program, onednn: Callable[[], bool] = lambda: False)
     def rule(convolutions: Sequence[Equation]) -> Rule:
         return partial(_convolution, sum(2 * e.convolution.products for e in convolutions) > SHORT and onednn())
 
-    return channels_last(program, rule, _can_lower, convolution_branch, known=program.parameters)
+    return channels_last(program, rule, _can_lower, known=program.parameters)
 
 
 def channels_last(
     program: Program, choose: Callable[[Sequence[Equation]], Rule | None], can_lower: Callable[[Equation], bool],
-    branch: Branch, known: int = 0, stays: int = 0,
+    branch: Branch | None = None, known: int = 0, stays: int = 0,
 ) -> Program:  # fmt: skip
     """The program with images channels last.
 
@@ -61,7 +61,7 @@ def channels_last(
         program: a program.
         choose: the rule for a program with these convolutions; None where it gains nothing.
         can_lower: whether an equation is a convolution that the rule lowers.
-        branch: chooses the branch of a choice by platform.
+        branch: chooses the branch of a choice by platform; a CPU's by default.
         known, stays: how many inputs are parameters, and how many keep their layout with what is computed of them.
     """
     if not program.has("conv_general_dilated"):
@@ -106,16 +106,6 @@ def _can_lower(equation: Equation) -> bool:
     problem = equation.convolution
     is_transposed = problem.groups == 1 and {*problem.window.strides, *problem.window.dilations} <= {1}
     return problem.batches == 1 and (not problem.is_apart or is_transposed)
-
-
-def convolution_branch(equation: Equation) -> int:
-    """The branch of a choice by platform that is a convolution, a TPU's if that is of integers; or a CPU's."""
-    for at, (names, branch) in enumerate(zip(equation.params["branches_platforms"], equation.inner, strict=True)):
-        convolutions = [e for e in branch.equations if _can_lower(e)]
-        is_integer = any(e.inputs[0].aval.dtype.kind == "i" for e in convolutions)
-        if convolutions and (names is None or ("tpu" in names and is_integer)):
-            return at
-    return branch_for("cpu")(equation)
 
 
 def _write(

@@ -39,7 +39,7 @@ from jax import lax
 
 from .... import compat, limits
 from ....ops.conv_rules import has_onednn
-from ...program import Equation, Program, branch_for, expand, is_literal, new_variable, substitute, variables
+from ...program import Equation, Program, expand, is_literal, new_variable, substitute, variables
 from ..any.hoist_params import parameter_only
 
 PRODUCTS: Final = frozenset({"dot_general", "conv_general_dilated"})
@@ -59,7 +59,7 @@ def call_onednn(program: Program) -> Program:
     names, constants = dict[Any, Any](), dict(program.constants)
     known = {*program.inputs[: program.parameters]}
     equations: list[Equation] = []
-    for equation, is_early in parameter_only(program, names, constants, branch_for("cpu")):
+    for equation, is_early in parameter_only(program, names, constants):
         if is_early:
             known.update(equation.outputs)
         if equation.name == "scan":
@@ -75,7 +75,7 @@ def call_onednn(program: Program) -> Program:
 
 def _with_packed(scan: Equation, known: Collection[Any], constants: dict[Any, Any]) -> list[Equation]:
     """The equations that pack the weights which a loop multiplies rows by, and the loop over those."""
-    body, count = Program.of(scan.params["jaxpr"]).inlined(branch_for("cpu")), compat.scan_constants(scan)
+    body, count = Program.of(scan.params["jaxpr"]).inlined(), compat.scan_constants(scan)
     read = Counter(variables([*(v for e in body.equations for v in e.inputs), *body.outputs]))
     before, outside, inside, equations = list[Equation](), [*scan.inputs], [*body.inputs], [*body.equations]
     for place, (w, inner) in enumerate(zip(scan.inputs[:count], body.inputs, strict=False)):

@@ -1,0 +1,67 @@
+"""Lowers convolutions one by one to the form that is fastest on the platform (see ``ops/conv_rules``).
+
+Programs are traced with ``lax.conv_general_dilated`` for Conv (``compat.keeps_convolutions``), which earlier passes
+read; on a CPU ``layout_assignment`` has lowered those outside of loops. Before, and after on a GPU:
+
+    y:f32[1,64,56,56] = conv_general_dilated[NCHW, OIHW] x w            w:f32[64,32,1,1]
+
+    a:f32[1,56,56,32] = transpose x;  b:f32[64,32] = reshape w
+    c:f32[1,56,56,64] = dot_general a b;  y = transpose c
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from .... import compat
+from ....ops import conv_cpu
+from ....ops.conv import conv
+from ...axis_orders import plain
+from ...program import Equation, Program, expand
+
+
+def lower(program: Program) -> Program:
+    """The program with its convolutions lowered, in inner programs, too; the same object where it has none."""
+    return _lowered(program, program.platform)
+
+
+def _lowered(program: Program, platform: str) -> Program:
+    if not program.any(lambda equation: equation.name == "conv_general_dilated"):
+        return program
+    constants, equations = dict(program.constants), list[Equation]()
+    for equation in program.equations:
+        if (form := _form(equation, platform)) is None:
+            equations.append(equation.with_inner(partial(_lowered, platform=platform)))
+        else:
+            with compat.on_platform(platform):
+                new = expand(form, equation, equation.inputs, constants)
+            equations += [_with_precision(e, equation.params["precision"]) for e in new]
+    return program.replace(equations=equations, constants=constants)
+
+
+def _form(equation: Equation, platform: str) -> Callable[..., Any] | None:
+    """The function of the operands that replaces an equation; None where it stays."""
+    if equation.name != "conv_general_dilated" or equation.params["batch_group_count"] != 1:
+        return None
+    if any(spec != plain(len(spec)) for spec in equation.params["dimension_numbers"]):
+        return None
+    problem, result = equation.convolution, equation.outputs[0].aval.dtype
+    how = problem.window, problem.groups, problem.stretch if problem.is_apart else ()
+    if (problem.dtype, result) == (np.int8, np.int32) and platform == "cpu":
+        return partial(_of_bytes, how)
+    return (lambda x, w: conv(x, w, *how)) if result == problem.dtype else None
+
+
+def _of_bytes(how: tuple[Any, ...], x: Any, w: Any) -> Any:
+    """A convolution of int8, in int32."""
+    y = conv_cpu.convolve(lax.transpose(x, (0, *range(2, x.ndim), 1)), w, *how)
+    return lax.transpose(y, (0, y.ndim - 1, *range(1, y.ndim - 1)))
+
+
+def _with_precision(equation: Equation, precision: Any) -> Equation:
+    return equation.replace(precision=precision) if "precision" in equation.params else equation
