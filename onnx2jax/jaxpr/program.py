@@ -191,6 +191,8 @@ class Program:
 
         ``branch`` and ``opens`` as for ``inline``.
         """
+        if not any(e.name in CALLS or is_platform_choice(e) for e in self.equations):
+            return self.replace(equations=needed(self.equations, self.outputs))
         names, constants = dict[Any, Any](), dict(self.constants)
         equations = [*inline(self.equations, names, constants, branch or branch_for(self.platform), opens)]
         outputs = [substitute(v, names) for v in self.outputs]
@@ -316,7 +318,8 @@ def inline(
         if callee is None:
             results = [new_variable(v) for v in equation.outputs]  # an inner program can occur twice
             names.update(zip(equation.outputs, results, strict=True))
-            yield equation.replace(operands, results).within(scope)
+            new = equation.replace(operands, results)
+            yield new if around is None else new.within(scope)
             continue
         program, operands = callee
         closed_over = {v: new_variable(v) for v in program.constants}

@@ -91,7 +91,7 @@ class _Uses:
             self.reader.update(dict.fromkeys(operands, equation))
             self.producers.update(dict.fromkeys(equation.outputs, equation))
             roots = frozenset[Any]().union(*(self.roots.get(v, ()) for v in operands))
-            if can_evaluate(equation) and all(v in self.roots for v in operands):
+            if all(v in self.roots for v in operands) and can_evaluate(equation):
                 self.roots.update(dict.fromkeys(equation.outputs, roots))
             else:
                 self.root_reads.update(roots)

@@ -177,7 +177,7 @@ def parameter_only(
         return any(map(is_known, operands))
 
     for equation in inline(program.equations, names, constants, branch_for(program.platform), opens):
-        is_early = can_evaluate(equation) and all(map(is_known, variables(equation.inputs)))
+        is_early = all(map(is_known, variables(equation.inputs))) and can_evaluate(equation)
         if is_early:
             known.update(equation.outputs)
         yield equation, is_early
