@@ -257,7 +257,7 @@ def multiply_adds(x: Any, w: Any, window: Window, axis: int) -> Any:
     weights = lax.reshape(kernel_first(w), (math.prod(window.kernel), w.shape[0]))  # each tap's are adjacent
     channels = (1 if axis == 2 else x.ndim - 1,)
     products = (
-        part * lax.broadcast_in_dim(lax.index_in_dim(weights, i, 0, keepdims=False), part.shape, channels)
+        lax.mul(part, lax.broadcast_in_dim(lax.index_in_dim(weights, i, 0, keepdims=False), part.shape, channels))
         for i, part in enumerate(taps(x, window, axis=axis))
     )
     return functools.reduce(lax.add, products)
