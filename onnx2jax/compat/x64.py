@@ -53,8 +53,42 @@ def _jitted(jaxpr: Any) -> Any:
     return jax.jit(partial(evaluated, jaxpr))
 
 
+class _Tangent:
+    """A linear program whose transpose is at hand, traced where it runs forward: in reverse JAX transposes it back.
+
+    Attributes:
+        in_avals, out_avals: of what the derivative needs with the tangents of inputs, and of those of outputs.
+        pull: takes what the derivative needs, and cotangents of all outputs, and gives those of inputs.
+    """
+
+    def __init__(self, pull: Any, kept: Any, tangents: Any, outputs: Any) -> None:
+        self.in_avals, self.out_avals, self.pull = (*kept, *tangents), outputs, pull
+        self._kept = len(kept)
+
+    @functools.cached_property
+    def _closed(self) -> Any:
+        def tangent(*args: Any) -> Any:
+            kept, tangents = args[: self._kept], args[self._kept :]
+            return jax.linear_transpose(lambda *some: evaluated(self.pull, *kept, *some), *types)([*tangents])
+
+        types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in self.out_avals]
+        return _traced(tangent, self.in_avals)
+
+    @property
+    def jaxpr(self) -> Any:
+        return self._closed.jaxpr
+
+    @property
+    def consts(self) -> Any:
+        return self._closed.consts
+
+    def is_of(self, linear: tuple[int, ...], nonzero: tuple[int, ...]) -> bool:
+        """Whether all tangents are linear inputs, and all outputs have cotangents."""
+        return linear == tuple(range(self._kept, len(self.in_avals))) and len(nonzero) == len(self.out_avals)
+
+
 @functools.lru_cache(256)
-def _linearized(jaxpr: Any, moving: tuple[int, ...], floating: tuple[int, ...]) -> tuple[Any, Any] | None:
+def _linearized(jaxpr: Any, moving: tuple[int, ...], floating: tuple[int, ...]) -> tuple[Any, _Tangent] | None:
     """Two programs: the outputs with what their derivative needs; and from that and tangents those of the outputs.
 
     None where JAX cannot differentiate in reverse, as with a loop of unknown length.
@@ -68,16 +102,15 @@ def _linearized(jaxpr: Any, moving: tuple[int, ...], floating: tuple[int, ...]) 
         structures.append(structure)
         return results, kept
 
-    def tangent(*args: Any) -> Any:
-        kept, tangents = args[: -len(moving)], args[-len(moving) :]
-        pull = jax.tree.unflatten(structures[0], kept)
-        outputs = [jax.ShapeDtypeStruct(jaxpr.out_avals[i].shape, jaxpr.out_avals[i].dtype) for i in floating]
-        return jax.linear_transpose(lambda *cotangents: pull(list(cotangents)), *outputs)(tangents)
+    def backward(*args: Any) -> Any:
+        count = len(args) - len(floating)
+        return jax.tree.unflatten(structures[0], args[:count])([*args[count:]])
 
     try:
         first = _traced(forward, jaxpr.in_avals)
-        kept = first.out_avals[len(jaxpr.out_avals) :]
-        return first, _traced(tangent, (*kept, *(jaxpr.in_avals[i] for i in moving)))
+        kept, outputs = first.out_avals[len(jaxpr.out_avals) :], [jaxpr.out_avals[i] for i in floating]
+        pull = _traced(backward, (*kept, *outputs))
+        return first, _Tangent(pull, kept, [jaxpr.in_avals[i] for i in moving], outputs)
     except Exception:
         return None
 
@@ -100,6 +133,8 @@ def _tangent(jaxpr: Any, moving: tuple[int, ...], floating: tuple[int, ...]) -> 
 @functools.lru_cache(256)
 def _transposed(jaxpr: Any, linear: tuple[int, ...], nonzero: tuple[int, ...]) -> Any:
     """The program that takes the inputs that are not linear, and cotangents of outputs, and gives those of the rest."""
+    if isinstance(jaxpr, _Tangent) and jaxpr.is_of(linear, nonzero):
+        return jaxpr.pull
     avals = jaxpr.in_avals
     known = [i for i in range(len(avals)) if i not in linear]
 

@@ -15,6 +15,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import onnx2jax
+from onnx2jax.compat import x64
 from tests.support.models import model, value
 
 X = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
@@ -199,6 +200,31 @@ def test_an_eager_gradient_is_compiled_once(caplog: pytest.LogCaptureFixture) ->
             gradient(np.float32(scale) * X)
             counts.append(sum("Compiling" in record.message for record in caplog.records))
     assert counts[0] > 0 and counts[1:] == [0, 0]
+
+
+@pytest.mark.usefixtures("in_32_bits")
+def test_gradients_trace_no_tangents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backward pass is the program whose transpose the tangents are; tangents, or some outputs, take that."""
+    nodes = [helper.make_node("Sin", ["x"], ["s"]), helper.make_node("Mul", ["s", "x"], ["m"])]
+    proto = model(nodes, [value("x", np.float32, [3, 4])], [value(n, np.float32, None) for n in ("s", "m")])
+    converted, traced = onnx2jax.convert(proto), list[Any]()
+    tangent = x64._Tangent._closed.func
+    monkeypatch.setattr(x64._Tangent, "_closed", property(lambda self: traced.append(self) or tangent(self)))
+
+    def loss(x: Any, *names: str) -> Any:
+        values = dict(zip(("s", "m"), converted(x), strict=True))
+        return sum(jnp.cos(values[n]).sum() for n in names)
+
+    def wanted(x: Any, *names: str) -> Any:
+        values = {"s": jnp.sin(x), "m": jnp.sin(x) * x}
+        return sum(jnp.cos(values[n]).sum() for n in names)
+
+    for names, times in ((("s", "m"), 0), (("m",), 1)):
+        ours, other = (jax.jit(jax.grad(lambda x, f=f: f(x, *names)))(X) for f in (loss, wanted))  # noqa: B023
+        np.testing.assert_allclose(ours, other, rtol=1e-5, atol=1e-6)
+        assert bool(traced) is bool(times)
+    moved = jax.jvp(lambda x: loss(x, "s", "m"), (X,), (X,))
+    np.testing.assert_allclose(moved, jax.jvp(lambda x: wanted(x, "s", "m"), (X,), (X,)), rtol=1e-5)
 
 
 @pytest.mark.usefixtures("in_32_bits")
