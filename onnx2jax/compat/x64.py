@@ -58,19 +58,33 @@ class _Tangent:
 
     Attributes:
         in_avals, out_avals: of what the derivative needs with the tangents of inputs, and of those of outputs.
-        pull: takes what the derivative needs, and cotangents of all outputs, and gives those of inputs.
     """
 
     def __init__(self, pull: Any, kept: Any, tangents: Any, outputs: Any) -> None:
-        self.in_avals, self.out_avals, self.pull = (*kept, *tangents), outputs, pull
-        self._kept = len(kept)
+        """``pull`` takes what the derivative needs and a list of cotangents, and gives those of inputs."""
+        self.in_avals, self.out_avals, self._pull = (*kept, *tangents), outputs, pull
+        self._kept, self._pulled = len(kept), dict[tuple[int, ...], Any]()
+        self.pulled(tuple(range(len(outputs))))
+
+    def pulled(self, nonzero: tuple[int, ...]) -> Any:
+        """The program of what the derivative needs, and of the cotangents of these outputs; the others' are zero."""
+
+        def backward(*args: Any) -> Any:
+            given = dict(zip(nonzero, args[self._kept :], strict=True))
+            return self._pull(args[: self._kept], [given.get(i, Zero(a)) for i, a in enumerate(self.out_avals)])
+
+        if nonzero not in self._pulled:
+            types = *self.in_avals[: self._kept], *(self.out_avals[i] for i in nonzero)
+            self._pulled[nonzero] = _traced(backward, types)
+        return self._pulled[nonzero]
 
     @functools.cached_property
     def _closed(self) -> Any:
         def tangent(*args: Any) -> Any:
             kept, tangents = args[: self._kept], args[self._kept :]
-            return jax.linear_transpose(lambda *some: evaluated(self.pull, *kept, *some), *types)([*tangents])
+            return jax.linear_transpose(lambda *some: evaluated(pulled, *kept, *some), *types)([*tangents])
 
+        pulled = self.pulled(tuple(range(len(self.out_avals))))
         types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in self.out_avals]
         return _traced(tangent, self.in_avals)
 
@@ -82,9 +96,9 @@ class _Tangent:
     def consts(self) -> Any:
         return self._closed.consts
 
-    def is_of(self, linear: tuple[int, ...], nonzero: tuple[int, ...]) -> bool:
-        """Whether all tangents are linear inputs, and all outputs have cotangents."""
-        return linear == tuple(range(self._kept, len(self.in_avals))) and len(nonzero) == len(self.out_avals)
+    def is_in(self, linear: tuple[int, ...]) -> bool:
+        """Whether the tangents are the linear inputs."""
+        return linear == tuple(range(self._kept, len(self.in_avals)))
 
 
 @functools.lru_cache(256)
@@ -102,15 +116,13 @@ def _linearized(jaxpr: Any, moving: tuple[int, ...], floating: tuple[int, ...]) 
         structures.append(structure)
         return results, kept
 
-    def backward(*args: Any) -> Any:
-        count = len(args) - len(floating)
-        return jax.tree.unflatten(structures[0], args[:count])([*args[count:]])
-
     try:
         first = _traced(forward, jaxpr.in_avals)
         kept, outputs = first.out_avals[len(jaxpr.out_avals) :], [jaxpr.out_avals[i] for i in floating]
-        pull = _traced(backward, (*kept, *outputs))
-        return first, _Tangent(pull, kept, [jaxpr.in_avals[i] for i in moving], outputs)
+        tangents = [jaxpr.in_avals[i] for i in moving]
+        return first, _Tangent(
+            lambda kept, some: jax.tree.unflatten(structures[0], kept)(some), kept, tangents, outputs
+        )
     except Exception:
         return None
 
@@ -133,8 +145,8 @@ def _tangent(jaxpr: Any, moving: tuple[int, ...], floating: tuple[int, ...]) -> 
 @functools.lru_cache(256)
 def _transposed(jaxpr: Any, linear: tuple[int, ...], nonzero: tuple[int, ...]) -> Any:
     """The program that takes the inputs that are not linear, and cotangents of outputs, and gives those of the rest."""
-    if isinstance(jaxpr, _Tangent) and jaxpr.is_of(linear, nonzero):
-        return jaxpr.pull
+    if isinstance(jaxpr, _Tangent) and jaxpr.is_in(linear):
+        return jaxpr.pulled(nonzero)
     avals = jaxpr.in_avals
     known = [i for i in range(len(avals)) if i not in linear]
 
