@@ -58,7 +58,14 @@ import numpy as np
 from jax import lax
 
 from .. import compat
-from ..limits import PACKED_ADDED_ROWS, PACKED_LOOP, PACKED_PANEL_ROWS, PACKED_PRODUCT, PACKED_SINGLE_ROWS
+from ..limits import (
+    PACKED_ADDED_ROWS,
+    PACKED_LOOP,
+    PACKED_PANEL_ROWS,
+    PACKED_PRODUCT,
+    PACKED_SINGLE_ROWS,
+    PACKED_WHOLE_ROWS,
+)
 from .arrays import accumulator, widen
 from .linalg import product
 
@@ -119,8 +126,9 @@ def _packed_product(x, packed, scales, zero_points, bits, spread, value, platfor
         return jnp.zeros((x.shape[0], out), work)
     x = jnp.pad(x, ((0, 0), (0, blocks * size * per - x.shape[1])))
     options: dict[str, Any] = {"bits": bits, "spread": spread, "value": value}
-    few = isinstance(x.shape[0], int) and 0 < x.shape[0] <= PACKED_ADDED_ROWS
-    width = out if few or spread else max(1, PACKED_PRODUCT // x.shape[1])
+    rows = x.shape[0] if isinstance(x.shape[0], int) else 0  # a symbol of jax.export
+    few, many = 0 < rows <= PACKED_ADDED_ROWS, rows >= PACKED_WHOLE_ROWS
+    width = out if few or many or spread else max(1, PACKED_PRODUCT // x.shape[1])
     return compat.platform_dependent(
         x, packed, scales, zero_points, cpu=partial(_in_words, **options),
         cuda=partial(_as_stored, width=width, by=_added if few else _multiplied, **options),

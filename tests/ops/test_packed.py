@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from onnx2jax.limits import PACKED_ADDED_ROWS
+from onnx2jax.limits import PACKED_ADDED_ROWS, PACKED_PRODUCT, PACKED_WHOLE_ROWS
 from onnx2jax.ops import packed
 from onnx2jax.ops.microsoft.weights import CODES
 from tests.support.joined import joined
@@ -120,6 +120,16 @@ def test_few_rows_are_no_product_on_cuda(rows, products):
     """XLA adds up the products of few rows while it unpacks the weight; for a product it would store the weight."""
     types = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in operands(4, 16, rows, "uint8")]
     traced = jax.jit(lambda *v: packed.packed_product(*v, 4)).trace(*types)
+    assert traced.lower(lowering_platforms=("cuda",)).as_text().count("dot_general") == products
+
+
+@pytest.mark.parametrize(("rows", "products"), [(PACKED_WHOLE_ROWS - 1, 2), (PACKED_WHOLE_ROWS, 1)])
+def test_many_rows_take_the_whole_weight_on_cuda(rows, products):
+    """All pieces of a weight would read the rows, and their results would be joined."""
+    columns = PACKED_PRODUCT // 1024 + 1
+    shapes = ((rows, 1024), jnp.bfloat16), ((columns, 32, 16), np.uint8), ((columns, 32), np.float32)
+    types = [jax.ShapeDtypeStruct(*shape) for shape in shapes]
+    traced = jax.jit(lambda *v: packed.packed_product(*v, None, 4)).trace(*types)
     assert traced.lower(lowering_platforms=("cuda",)).as_text().count("dot_general") == products
 
 
