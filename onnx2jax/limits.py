@@ -193,10 +193,10 @@ With 8 rows two layers and a head of 100 MB move 83 MB rather than 309: here byt
 
 MB moved, kernels and MB of temporary memory of a gated MLP in bfloat16, counted for an H100 with jax 0.10:
 
-             2048 x 5632: 8 rows    4096 rows        4096 x 14336: 8 rows    4096 rows
-    2**23    167, 17, 35            1111, 16, 285    849, 60, 35             3717, 48, 554
-    2**24    162, 8, 47             630, 9, 115      835, 33, 69             3037, 28, 554
-    whole    162, 8, 47             630, 9, 115      826, 10, 121            1956, 9, 352
+             2048 x 5632: 8 rows    4096 rows       4096 x 14336: 8 rows    4096 rows
+    2**23    166, 15, 35            986, 14, 273    849, 58, 35             3415, 46, 520
+    2**24    162, 7, 47             504, 7, 115     834, 31, 69             2735, 26, 554
+    whole    162, 7, 47             504, 7, 115     825, 8, 121             1654, 7, 352
 
 XLA fuses a single array into an operand of a product: codes of 8 bits, but not with the scales of their blocks. 8 rows
 by 1024 x 2816, which is 1.8 MB, move 14.2 MB; with a product for each block, whose sums are scaled, 14.2 too; by halves

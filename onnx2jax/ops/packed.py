@@ -41,9 +41,9 @@ few rows are no product (``PACKED_ADDED_ROWS``). Bytes that kernels move for eac
 thousands of cycles of a TPU v5e, rows of bfloat16:
 
                                                  v5e: 1 row    8 rows       512 rows     H100: 1, 8, 512 rows
-    low bits of a block before high ones (kept)  1.3, 76       3.4, 50      12, 207      1.3, 9.9, 16
+    low bits of a block before high ones (TPU)   1.3, 76       3.4, 50      12, 207      1.3, 9.8, 15
     a product for each number of a byte          1.3, 64       9.5, 102     28, 363      1.3, 9.6, 32
-    numbers interleaved as they are counted      1.3, 76       41, 596      47, 842      1.3, 9.8, 15
+    numbers as they are counted (CUDA)           1.3, 76       41, 596      47, 842      1.3, 9.8, 14
     words, as on a CPU                           57, 458       25, 185      44, 488      21, 14, 38
 """
 
@@ -131,27 +131,29 @@ def _packed_product(x, packed, scales, zero_points, bits, spread, value, platfor
     width = out if few or many or spread else max(1, PACKED_PRODUCT // x.shape[1])
     return compat.platform_dependent(
         x, packed, scales, zero_points, cpu=partial(_in_words, **options),
-        cuda=partial(_as_stored, width=width, by=_added if few else _multiplied, **options),
-        default=partial(_as_stored, width=out, by=_multiplied, **options),
+        cuda=partial(_as_stored, width=width, by=_added if few else _multiplied, axis=3, **options),
+        default=partial(_as_stored, width=out, by=_multiplied, axis=2, **options),
     )  # fmt: skip
 
 
-def _as_stored(x, packed, scales, zero_points, *, width, by, bits, spread, value):
-    """``packed_product`` on an accelerator: numbers in the low bits of a block's bytes, then those in higher ones.
+def _as_stored(x, packed, scales, zero_points, *, width, by, axis, bits, spread, value):
+    """``packed_product`` on an accelerator.
 
-    ``width`` columns are unpacked at a time, and multiplied ``by`` a function of inputs and weights.
+    ``width`` columns are unpacked at a time, and multiplied ``by`` a function of inputs and weights. Numbers of a byte
+    are neighbours if their ``axis`` is 3; if it is 2, those in the low bits of a block's bytes go before higher ones.
     """
     (out, blocks, size), per, work = packed.shape, 8 // bits, accumulator(x.dtype)
-    inputs = x.reshape(-1, blocks, size, per).swapaxes(2, 3).reshape(-1, blocks * per * size)
+    inputs = jnp.moveaxis(x.reshape(-1, blocks, size, per), 3, axis).reshape(-1, blocks * per * size)
     zero = np.full((out, blocks), 2 ** (bits - 1), work) if zero_points is None and value is integer else zero_points
-    shifts, results = np.arange(0, 8, bits, dtype=np.uint8)[:, None], [inputs]
+    shifts, results = np.expand_dims(np.arange(0, 8, bits, dtype=np.uint8), tuple(range(1, 4 - axis))), [inputs]
     for start in range(0, out, width):
         some = slice(start, start + width)
         codes, scale = packed, scales
         if not spread:  # nothing is unpacked before the input is known, and one piece after another
             codes, scale, _ = lax.optimization_barrier((packed, scales, results[-1]))
         shift = None if zero is None else zero[some, :, None, None].astype(work)
-        weight = _unpacked(codes[some, :, None], scale[some, :, None, None].astype(work), shift, shifts, value)
+        lanes, scale = jnp.expand_dims(codes[some], axis), scale[some, :, None, None].astype(work)
+        weight = _unpacked(lanes, scale, shift, shifts, value)
         results.append(by(inputs, weight.reshape(-1, inputs.shape[1])))
     return jnp.concatenate(results[1:], axis=1)
 

@@ -76,8 +76,10 @@ def test_the_form_for_cpus_is_the_product_of_the_unpacked_weight(bits, size, zer
 @pytest.mark.parametrize("rows", [5, *(pytest.param(n, marks=pytest.mark.extended) for n in ROWS if n != 5)])
 @KINDS
 def test_forms_for_accelerators_are_the_product_of_the_unpacked_weight(bits, size, zero, value, rows):
-    forms = [partial(packed._as_stored, width=width, by=packed._multiplied) for width in (OUT, 5, 1000)]
-    forms.append(partial(packed._as_stored, width=OUT, by=packed._added))
+    forms = [
+        partial(packed._as_stored, width=width, by=by, axis=axis)
+        for width, by, axis in ((1000, packed._multiplied, 2), (5, packed._multiplied, 3), (OUT, packed._added, 3))
+    ]
     check_forms(forms, (bits, size, zero, value), [rows])
 
 
@@ -86,7 +88,7 @@ FORMS = pytest.mark.parametrize("by", [packed._multiplied, packed._added])
 
 def on_accelerators(by):
     """The form for accelerators of weights of 4 bits, multiplied by a function."""
-    return partial(packed._as_stored, width=OUT, by=by, bits=4, spread=False, value=packed.integer)
+    return partial(packed._as_stored, width=OUT, by=by, axis=3, bits=4, spread=False, value=packed.integer)
 
 
 @FORMS
