@@ -178,10 +178,10 @@ cycles. Gradients take 339 MB, where all at once take 8658."""
 PACKED_SINGLE_ROWS, PACKED_PANEL_ROWS, PACKED_LOOP = 4, 64, 1 << 23
 """Rows up to which a CPU multiplies them by a packed weight one by one, and by panels; numbers of a weight in one loop,
 so that the sums of its blocks stay in the cache."""
-PACKED_ADDED_ROWS, PACKED_PRODUCT, PACKED_WHOLE_ROWS = 2, 1 << 24, 1024
-"""Rows up to which CUDA adds up without a product; numbers of a weight that a product of more rows takes there, which
-unpacked to bfloat16 fit the L2 cache of an H100; rows from which it takes the whole weight, because all pieces read the
-inputs and their results are joined. On a TPU XLA stores no unpacked weight, and pieces would cost 1.4 times the cycles.
+PACKED_ADDED_ROWS, PACKED_PRODUCT = 2, 1 << 24
+"""Rows up to which CUDA adds up without a product, and numbers of a weight that a product of more rows takes there,
+which unpacked to bfloat16 fit the L2 cache of an H100. On a TPU XLA stores no unpacked weight, and pieces would cost
+1.4 times the cycles.
 
 2048 x 5632 take an H200, in us, the product in pieces of 2**23:
 
@@ -202,6 +202,9 @@ XLA fuses a single array into an operand of a product: codes of 8 bits, but not 
 by 1024 x 2816, which is 1.8 MB, move 14.2 MB; with a product for each block, whose sums are scaled, 14.2 too; by halves
 of bytes 25.7. Bytes bitcast to int4 end the process of XLA 0.10. A Pallas kernel for Triton moves 2.2 MB, but has no
 gradient, is gathered on a mesh, and is rejected by jax.export; jax 0.12 deprecates it, and needs a GPU to lower it."""
+PACKED_MANY_ROWS, PACKED_MANY_PRODUCT = 1024, 1 << 27
+"""Rows from which a product takes more numbers, since all pieces read the inputs and their results are joined; 268 MB
+in bfloat16, where a head of 4096 x 128256 as a whole would hold a GB."""
 CUDA_ROWS: Final = 8
 """Rows of the smallest product that XLA leaves to its own kernels of products on CUDA."""
 TPU_APPENDED: Final = 64

@@ -61,10 +61,11 @@ from .. import compat
 from ..limits import (
     PACKED_ADDED_ROWS,
     PACKED_LOOP,
+    PACKED_MANY_PRODUCT,
+    PACKED_MANY_ROWS,
     PACKED_PANEL_ROWS,
     PACKED_PRODUCT,
     PACKED_SINGLE_ROWS,
-    PACKED_WHOLE_ROWS,
 )
 from .arrays import accumulator, widen
 from .linalg import product
@@ -127,8 +128,8 @@ def _packed_product(x, packed, scales, zero_points, bits, spread, value, platfor
     x = jnp.pad(x, ((0, 0), (0, blocks * size * per - x.shape[1])))
     options: dict[str, Any] = {"bits": bits, "spread": spread, "value": value}
     rows = x.shape[0] if isinstance(x.shape[0], int) else 0  # a symbol of jax.export
-    few, many = 0 < rows <= PACKED_ADDED_ROWS, rows >= PACKED_WHOLE_ROWS
-    width = out if few or many or spread else max(1, PACKED_PRODUCT // x.shape[1])
+    few, most = 0 < rows <= PACKED_ADDED_ROWS, PACKED_MANY_PRODUCT if rows >= PACKED_MANY_ROWS else PACKED_PRODUCT
+    width = out if few or spread else max(1, most // x.shape[1])
     return compat.platform_dependent(
         x, packed, scales, zero_points, cpu=partial(_in_words, **options),
         cuda=partial(_as_stored, width=width, by=_added if few else _multiplied, axis=3, **options),

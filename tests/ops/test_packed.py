@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from onnx2jax.limits import PACKED_ADDED_ROWS, PACKED_PRODUCT, PACKED_WHOLE_ROWS
+from onnx2jax.limits import PACKED_ADDED_ROWS, PACKED_MANY_ROWS, PACKED_PRODUCT
 from onnx2jax.ops import packed
 from onnx2jax.ops.microsoft.weights import CODES
 from tests.support.joined import joined
@@ -125,8 +125,8 @@ def test_few_rows_are_no_product_on_cuda(rows, products):
     assert traced.lower(lowering_platforms=("cuda",)).as_text().count("dot_general") == products
 
 
-@pytest.mark.parametrize(("rows", "products"), [(PACKED_WHOLE_ROWS - 1, 2), (PACKED_WHOLE_ROWS, 1)])
-def test_many_rows_take_the_whole_weight_on_cuda(rows, products):
+@pytest.mark.parametrize(("rows", "products"), [(PACKED_MANY_ROWS - 1, 2), (PACKED_MANY_ROWS, 1)])
+def test_many_rows_take_more_of_the_weight_on_cuda(rows, products):
     """All pieces of a weight would read the rows, and their results would be joined."""
     columns = PACKED_PRODUCT // 1024 + 1
     shapes = ((rows, 1024), jnp.bfloat16), ((columns, 32, 16), np.uint8), ((columns, 32), np.float32)
