@@ -18,10 +18,13 @@ from typing import Any, Final, NamedTuple
 
 import jax
 import numpy as np
+import onnx
 from jax.extend.core import jaxpr_as_fun
+from onnx import TensorProto, helper, numpy_helper
 
 import onnx2jax
 from benchmarks.net import Net
+from onnx2jax import compat
 from onnx2jax.jaxpr import pipeline
 
 from . import models, networks
@@ -73,6 +76,28 @@ def packed(folder: Path, batch: int, width: int = 4096, layers: int = 6) -> Netw
     return Network("linear layers, 4 bits", net.save(folder, x), feeds)
 
 
+def scanned(folder: Path, batch: int, channels: int = 64, side: int = 28, steps: int = 8) -> Network:
+    """The same convolution in each step of a Scan."""
+    shape, rng = [batch, channels, side, side], np.random.default_rng(0)
+    state, result = (helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n in ("s", "t"))
+    step = [
+        helper.make_node("Conv", ["s", "w"], ["c"], pads=[1] * 4),
+        helper.make_node("Tanh", ["c"], ["t"]),
+        helper.make_node("Identity", ["step"], ["unread"]),
+    ]
+    each, last = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [1]) for n in ("step", "unread"))
+    body = helper.make_graph(step, "body", [state, each], [result, last])
+    scan = helper.make_node("Scan", ["x", "steps"], ["y", "rows"], body=body, num_scan_inputs=1)
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n in ("x", "y"))
+    weight = rng.standard_normal((channels, channels, 3, 3)).astype(np.float32) / (3 * channels**0.5)
+    arrays = {"w": weight, "steps": np.zeros((steps, 1), np.float32)}
+    tensors = [numpy_helper.from_array(v, n) for n, v in arrays.items()]
+    graph = helper.make_graph([scan], "scanned", [x], [y], tensors)
+    path = folder / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=8), path)
+    return Network("a convolution in a loop", path, {"x": rng.standard_normal(shape).astype(np.float32)})
+
+
 CASES: Final[dict[str, tuple[Case, ...]]] = {
     "dequantize": (Case("ResNet-18 in int8, QDQ", networks.NETWORKS["int8_qdq"]),),
     "fold_batchnorm": (
@@ -83,6 +108,7 @@ CASES: Final[dict[str, tuple[Case, ...]]] = {
         Case("ResNet-50", networks.NETWORKS["resnet50"]),
         Case("MobileNetV2", networks.NETWORKS["mobilenet_v2"]),
     ),
+    "lower_convolutions": (Case("a convolution in a loop", scanned),),
     "dot_layout": (Case("GPT-2, a step", networks.NETWORKS["gpt2_step"]),),
     "onednn": (Case("ResNet-18 in int8, QDQ", networks.NETWORKS["int8_qdq"]),),
     "int8_in_float32": (Case("ResNet-18 in int8, QDQ", networks.NETWORKS["int8_qdq"]),),
@@ -101,6 +127,7 @@ TRAINING: Final[dict[str, tuple[Case, ...]]] = {
         Case("ResNet-50 of 64 x 64", partial(resnet50, size=64), 8),
         Case("UNet", networks.NETWORKS["unet"]),
     ),
+    "lower_convolutions": (Case("ResNet-50 of 32 x 32", partial(resnet50, size=32), 2),),
     "dot_transpose": (Case("BERT of 4 layers", partial(bert, length=128, layers=4, vocabulary=1000), 8),),
 }
 
@@ -130,7 +157,8 @@ def steps(case: Case, skip: str, folder: Path) -> dict[str, Call]:
 
     floating = {n: v for n, v in model.params.items() if v.dtype == np.float32}
     leaves, structure = jax.tree.flatten((floating, dict(network.feeds)))
-    with jax.enable_x64(True):  # as training does: in 32-bit mode the model is a call that no pass looks into
+    # As training does: in 32-bit mode the model is a call that no pass looks into.
+    with jax.enable_x64(True), compat.on_platform("cpu", keeps_convolutions=True):
         closed = jax.make_jaxpr(lambda *flat: jax.tree.leaves(step(*jax.tree.unflatten(structure, flat))))(*leaves)
     found: dict[str, Call] = {}
     for name, options in ((WITH, pipeline.Passes()), (WITHOUT, pipeline.Passes().skipping(skip))):

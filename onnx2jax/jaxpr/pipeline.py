@@ -151,6 +151,8 @@ PASSES: Final = (
 TRAINING_PASSES: Final = (
     # Puts images channels last, forward and backward. A step of MobileNetV2: 0.48; ResNet-50: 0.77; UNet: 0.94.
     Pass("layout_assignment", _imported("cpu.train_conv", "assign_layouts"), _has_convolution),
+    # Lowers the other convolutions, each by itself.
+    Pass("lower_convolutions", _imported("any.lower_convolutions", "lower")),
     # Swaps operands of products that are read transposed. Four layers of BERT: 0.93; 128 x 512 alone: 0.52.
     Pass("dot_transpose", _imported("cpu.dot_layout", "swap_transposed")),
 )
@@ -210,7 +212,8 @@ def with_passes(function: Callable[..., Any], skip: Collection[str] = ()) -> Cal
 
     @wraps(function)
     def inside(*args: Any) -> Any:
-        closed, results = jax.make_jaxpr(function, return_shape=True)(*args)
+        with compat.on_platform("cpu", keeps_convolutions=True):
+            closed, results = jax.make_jaxpr(function, return_shape=True)(*args)
         program = run_training(closed, len(jax.tree.leaves(args[0])), Passes().skipping(*skip))
         return jax.tree.unflatten(jax.tree.structure(results), as_function(program)(*jax.tree.leaves(args)))
 

@@ -97,16 +97,18 @@ class Equation:
         return [Program.of(v) for v in every if hasattr(getattr(v, "jaxpr", v), "eqns")]
 
     def with_inner(self, rewrite: Callable[[Program], Program]) -> Equation:
-        """The equation with the programs among its parameters rewritten, but for those that cannot hold constants."""
+        """The equation with the programs among its parameters rewritten, unless they would need room for constants."""
 
         def changed(value: Any) -> Any:
             if type(value) in (tuple, list):
                 return type(value)(map(changed, value))
-            if not isinstance(value, ClosedJaxpr):
+            if not hasattr(getattr(value, "jaxpr", value), "eqns"):
                 return value
             program = Program.of(value)
-            new = rewrite(program)
-            return value if new is program else new.closed()
+            if (new := rewrite(program)) is program:
+                return value
+            closed = new.closed()
+            return closed if isinstance(value, ClosedJaxpr) else value if closed.consts else closed.jaxpr
 
         return self.replace(**{n: changed(v) for n, v in self.params.items()}) if self.inner else self
 

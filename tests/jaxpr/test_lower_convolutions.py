@@ -73,14 +73,16 @@ def test_with_the_precision_that_was_asked_for(platform: str, name: str) -> None
     assert product.params["precision"] in (lax.Precision.HIGHEST, (lax.Precision.HIGHEST,) * 2)
 
 
-def test_a_result_of_another_type_is_left() -> None:
-    """What a user's function sums in float32 is not rounded between."""
+def test_a_result_of_another_type_is_not_rounded_between() -> None:
+    """As of a user's function that sums in float32."""
 
     def function(w: Any, x: Any) -> Any:
         return lax.conv_general_dilated(x, w, (1, 1), "SAME", preferred_element_type=np.float32)
 
-    closed = traced(function, W.astype("bfloat16"), X.astype("bfloat16"))
-    assert convolutions(rewritten(lower, closed)) == [CHANNELS_FIRST]
+    closed = traced(function, *(operands := (W.astype("bfloat16"), X.astype("bfloat16"))))
+    assert convolutions(rewritten(lower, closed, platform="cuda")) == [CHANNELS_FIRST]
+    ours, plain = jax.jit(lambda *xs: [as_function(p)(*xs)[0] for p in (rewritten(lower, closed), closed)])(*operands)
+    np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-5)
 
 
 def test_callers_get_all_platforms_after_a_call_of_the_models_own() -> None:

@@ -14,6 +14,7 @@ from onnx2jax.jaxpr.passes.cpu.train_conv import assign_layouts
 from onnx2jax.jaxpr.pipeline import Passes, run_training
 from onnx2jax.jaxpr.program import Program
 from tests.support.models import text_model
+from tests.support.programs import traced
 
 RNG = np.random.default_rng(0)
 
@@ -35,7 +36,7 @@ def step(channels: int, side: int, kernel: int = 3, groups: int = 1, strides: in
         return (model.apply({"v": v, "w": w}, x) ** 2).mean()
 
     arguments = (*weights.values(), RNG.standard_normal((2, channels, side, side), np.float32))
-    return jax.make_jaxpr(jax.grad(loss, (0, 1, 2)))(*arguments), arguments
+    return traced(jax.grad(loss, (0, 1, 2)), *arguments), arguments
 
 
 @pytest.mark.parametrize(("side", "kernel"), [(9, 3), (8, 1), pytest.param(12, 5, marks=pytest.mark.extended)])

@@ -46,7 +46,14 @@ def _lowered(program: Program, platform: str) -> Program:
 
 def _form(equation: Equation, platform: str) -> Callable[..., Any] | None:
     """The function of the operands that replaces an equation; None where it stays."""
-    if equation.name != "conv_general_dilated" or equation.params["batch_group_count"] != 1:
+    if equation.name != "conv_general_dilated":
+        return None
+    if platform == "cpu":
+        from ..cpu.train_conv import by_itself, can_lower
+
+        if can_lower(equation):
+            return partial(by_itself, equation)
+    if equation.params["batch_group_count"] != 1:
         return None
     if any(spec != plain(len(spec)) for spec in equation.params["dimension_numbers"]):
         return None

@@ -32,7 +32,7 @@ from jax import lax
 from ....limits import SHORT
 from ...axis_orders import Order, OrderedArray, permuted, places, plain, without
 from ...const_eval import can_evaluate
-from ...program import Branch, Equation, Program, is_literal, literal_value, type_of
+from ...program import Equation, Program, is_literal, literal_value, type_of
 from .conv_lowering import convolve, weighted
 
 Rule = Callable[[Equation, "Sequence[OrderedArray]"], "list[OrderedArray] | None"]
@@ -53,7 +53,7 @@ def assign_layouts(program: Program, onednn: Callable[[], bool] = lambda: False)
 
 def channels_last(
     program: Program, choose: Callable[[Sequence[Equation]], Rule | None], can_lower: Callable[[Equation], bool],
-    branch: Branch | None = None, known: int = 0, stays: int = 0,
+    known: int = 0, stays: int = 0,
 ) -> Program:  # fmt: skip
     """The program with images channels last.
 
@@ -61,12 +61,11 @@ def channels_last(
         program: a program.
         choose: the rule for a program with these convolutions; None where it gains nothing.
         can_lower: whether an equation is a convolution that the rule lowers.
-        branch: chooses the branch of a choice by platform; a CPU's by default.
         known, stays: how many inputs are parameters, and how many keep their layout with what is computed of them.
     """
     if not program.has("conv_general_dilated"):
         return program
-    flat = program.inlined(branch)
+    flat = program.inlined()
     convolutions = [e for e in flat.equations if can_lower(e)]
     if (convolution := choose(convolutions)) is None:
         return program

@@ -27,13 +27,13 @@ from ....ops.conv_cpu import convolve, depthwise, product
 from ....ops.conv_rules import Problem, lowering
 from ....ops.window import Window, taps
 from ...axis_orders import OrderedArray, permuted
-from ...program import CALLS, Equation, Program, branch_for, is_platform_choice
+from ...program import Equation, Program
 from .layout_assignment import Rule, channels_last, traced
 
 
 def _rule(equation: Equation, operands: Sequence[OrderedArray]) -> list[OrderedArray] | None:
     (x, w), params, aval = operands, equation.params, equation.outputs[0].aval
-    if not _can_lower(equation) or 0 in (*x.shape, *w.shape, *aval.shape):
+    if not can_lower(equation) or 0 in (*x.shape, *w.shape, *aval.shape):
         return None
     (image, kernel, result), problem = params["dimension_numbers"], equation.convolution
     how = lowering(problem, "training")
@@ -49,7 +49,7 @@ def _rule(equation: Equation, operands: Sequence[OrderedArray]) -> list[OrderedA
     return [OrderedArray(y, (result[0], *result[2:], result[1]), aval=aval)]
 
 
-def _can_lower(equation: Equation) -> bool:
+def can_lower(equation: Equation) -> bool:
     """Whether it is a convolution of floating numbers."""
     types = {np.dtype(t) for t in (np.float32, np.float16, jnp.bfloat16)}
     return equation.name == "conv_general_dilated" and equation.inputs[0].aval.dtype in types
@@ -114,8 +114,13 @@ def _apart(x: Any, window: Window, stretch: tuple[int, ...]) -> Any:
 
 def assign_layouts(program: Program) -> Program:
     """A training step, channels last; what is computed of its state element by element keeps the state's layout."""
-    branch = branch_for("cpu") if _hides_choice(program) else _branch
-    return channels_last(program, _chosen, _can_lower, branch, stays=program.parameters)
+    return channels_last(program, _chosen, can_lower, stays=program.parameters)
+
+
+def by_itself(equation: Equation, x: Any, w: Any) -> Any:
+    """The result of a convolution that ``can_lower``, in the order of its trace."""
+    results = _rule(equation, [OrderedArray(x), OrderedArray(w)])
+    return equation.bind([x, w])[0] if results is None else results[0].plain()
 
 
 def _chosen(convolutions: Sequence[Equation]) -> Rule | None:
@@ -130,24 +135,3 @@ def _chosen(convolutions: Sequence[Equation]) -> Rule | None:
         weights, is_many = problem.outputs * problem.summands, problem.pixels > TRAINING_PIXELS
         few, many = few + weights * (not is_many), many + weights * is_many
     return _rule if convolutions and few <= many else None
-
-
-def _branch(equation: Equation) -> int:
-    """The default branch where that is a convolution, forward and backward alike: they share residuals."""
-    platforms = equation.params["branches_platforms"]
-    default = platforms.index(None) if None in platforms else -1
-    is_convolution = default >= 0 and any(e.name == "conv_general_dilated" for e in equation.inner[default].equations)
-    return default if is_convolution else branch_for("cpu")(equation)
-
-
-def _hides_choice(program: Program, inside: bool = False) -> bool:
-    """Whether a choice by platform is not inlined, such as in a part that the backward pass recomputes.
-
-    It will take the CPU's branch, and may share residuals with a choice outside.
-    """
-    for equation in program.equations:
-        is_choice = is_platform_choice(equation)
-        opened = is_choice or equation.name in CALLS
-        if (is_choice and inside) or any(_hides_choice(p, inside or not opened) for p in equation.inner):
-            return True
-    return False
