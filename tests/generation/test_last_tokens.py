@@ -36,12 +36,19 @@ W, B = np.arange(12, dtype=np.float32).reshape(3, 4), np.ones(4, np.float32)
 NODES = {
     "a bias, a cap": ("y = MatMul(h, w) z = Add(y, b) c = Div(z, b) t = Tanh(c) logits = Mul(b, t)", "h"),
     "a weight that is computed": ("v = Transpose<perm=[1, 0]>(u) logits = MatMul(h, v)", "h"),
-    "a norm before": ("n = LayerNormalization(h, s) logits = MatMul(n, w)", "n"),
+    "a norm before": ("n = LayerNormalization(h, s) logits = MatMul(n, w)", "h"),
+    "a norm over more": ("n = LayerNormalization<axis=1>(h, s) logits = MatMul(n, w)", "n"),
+    "two ways": ("f = Sigmoid(h) g = Mul(f, h) e = Add(g, x) logits = MatMul(e, w)", "h x"),
+    "what broadcasts": (
+        "c = ReduceMax<keepdims=0>(x) a = ReduceMean<axes=[1]>(x) f = Add(h, c) e = Mul(f, a) logits = MatMul(e, w)",
+        "h c a",
+    ),
     "read by another node": ("y = MatMul(h, w) logits = Identity(y) m = ReduceMax(y)", None),
     "an output of its own": ("logits = MatMul(h, w) m = Identity(logits)", None),
     "tokens are mixed after it": ("y = MatMul(h, w) z = CumSum(y, one) logits = Identity(z)", None),
     "a number for each token": ("y = MatMul(h, w) logits = Add(y, each)", None),
-    "two computed operands": ("y = MatMul(h, w) logits = Mul(y, y)", None),
+    "two computed operands": ("y = MatMul(h, w) logits = Mul(y, y)", "h"),
+    "a computed matrix": ("v = Transpose<perm=[0, 2, 1]>(h) logits = MatMul(h, v)", None),
     "nothing but a cast": ("logits = Cast<to=1>(h)", None),
 }
 
@@ -50,7 +57,9 @@ NODES = {
 def test_where_tokens_are_selected(case: str) -> None:
     body, place = NODES[case]
     outputs = "float[n, t, k] logits" + (", float[...] m" if "m =" in body else "")
-    text = f'<ir_version: 10, opset_import: ["": 17]> g (float[n, t, 3] x) => ({outputs}) {{ h = Relu(x) {body} }}'
+    text = (
+        f'<ir_version: 10, opset_import: ["": 17]> g (float[n, t, 3] x) => ({outputs}) {{ h = CumSum(x, one) {body} }}'
+    )
     model = parser.parse_model(text.replace("float[...]", "float"))
     values = {"w": W, "u": W.T.copy(), "b": B, "s": np.ones(3, np.float32), "one": np.array(1), "each": np.ones((5, 1))}
     reads = {n for node in model.graph.node for n in node.input}
@@ -63,8 +72,8 @@ def test_where_tokens_are_selected(case: str) -> None:
         assert graph is None
         return
     assert graph is not None and [v.name for v in graph.inputs] == ["x", LAST]
-    (selecting,) = (n for n in graph.nodes if n.op_type == "SelectLast")
-    assert selecting.inputs == (place, LAST)
+    selecting = {n.inputs for n in graph.nodes if n.op_type == "SelectLast"}
+    assert selecting == {(name, LAST) for name in place.split()}
     x, last = np.random.default_rng(0).normal(size=(2, 5, 3)).astype(np.float32), np.array([1, 4], np.int32)
     every: Any = whole(x)
     selected: Any = with_graph(whole, graph)(**{"x": x, LAST: last})
