@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from .. import compat
-from ..limits import ATTENTION_BLOCK, ATTENTION_QUERIES
+from ..limits import ATTENTION_BLOCK, ATTENTION_PARTS, ATTENTION_QUERIES
 from ..proto.types import to_dtype
 from .activation import softmax
 from .arrays import accumulator, check_shape, check_shapes, xp
@@ -208,28 +208,63 @@ def _weigh(weights, v, read=None, ends=None):
     return y.astype(weights.dtype)
 
 
-def attend(q, k, v, *, biases=(), masks=(), read=None, ends=None, keep_scores=False, **options):
+def attend(q, k, v, *, biases=(), masks=(), read=None, ends=None, past=None, keep_scores=False, **options):
     """Softmax attention of q [batch, heads, queries, size] over k and v, which may have fewer heads (grouped query).
 
     ``masks`` are True for keys to attend to. A bias or mask is an array that broadcasts to the scores, or a function of
-    ``rows``, which selects the queries at hand from such an array. ``read`` [batch or 1, 1, queries or 1, keys] is True
-    for values that are read at all, whatever the others are; from ``ends`` [batch or 1, 1, 1, 1] on none is. Returns
-    the output and, if ``keep_scores``, the intermediate scores: scaled, capped, biased, masked, weights. Otherwise long
-    sequences are computed by blocks of queries.
+    ``rows``, which selects the queries and keys at hand from such an array. ``read`` [batch or 1, 1, queries or 1,
+    keys] is True for values that are read at all, whatever the others are; from ``ends`` [batch or 1, 1, 1, 1] on none
+    is. ``past`` is the number of keys before those of the queries, if it is known and ``masks`` hide later keys from
+    each query. Returns the output and, if ``keep_scores``, the intermediate scores: scaled, capped, biased, masked,
+    weights. Otherwise long sequences are computed by blocks of queries, and parts of them read no later keys.
     """
-    size = None if keep_scores else block_size((*q.shape[:3], k.shape[2]))
+    terms = biases, masks, (read, ends)
+    if keep_scores:
+        return _attend(q, k, v, *terms, lambda x: x, **options)
+    shape, outputs = (q.shape[2], k.shape[2]), []
+    for start, stop, keys in _parts(*shape, past):
+        part = partial(_part, shape, start, stop, keys)
+        outputs.append(_by_blocks(q[:, :, start:stop], k[:, :, :keys], v[:, :, :keys], terms, part, **options))
+    return outputs[0] if len(outputs) == 1 else jnp.concatenate(outputs, axis=2), (None,) * 5
+
+
+def _by_blocks(q, k, v, terms, part, **options):
+    size = block_size((*q.shape[:3], k.shape[2]))
     if size is None:
-        return _attend(q, k, v, biases, masks, (read, ends), lambda x: x, **options)
-    blocks = over_blocks(lambda q, rows: _attend(q, k, v, biases, masks, (read, ends), rows, **options)[0], q, size)
-    return blocks, (None,) * 5
+        return _attend(q, k, v, *terms, part, **options)[0]
+    return over_blocks(lambda q, rows: _attend(q, k, v, *terms, lambda x: rows(part(x)), **options)[0], q, size)
 
 
-def _attend(q, k, v, biases, masks, values, rows, *, scale=None, softcap=0.0, sink=None, dtype=None, precision=None):
+def _parts(queries, keys, past):
+    """For each part of the queries of causal attention: its first, its end, and the number of keys that it reads.
+
+    >>> _parts(300, 310, 10), _parts(300, 310, None)
+    ([(0, 128, 138), (128, 256, 266), (256, 300, 310)], [(0, 300, 310)])
+    """
+    if past is None or not all(isinstance(n, int) for n in (queries, keys, past)) or queries <= ATTENTION_QUERIES:
+        return [(0, queries, keys)]
+    size = -(-queries // (ATTENTION_PARTS * ATTENTION_QUERIES)) * ATTENTION_QUERIES
+    ends = [min(start + size, queries) for start in range(0, queries, size)]
+    return [(start, end, min(past + end, keys)) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _part(shape, start, stop, keys, value):
+    """Of an array that broadcasts to scores of ``shape``, the queries from ``start`` to ``stop`` and the first keys."""
+    rows, columns = (1, 1, *value.shape)[-2:]
+    if rows not in (1, shape[0]) or columns not in (1, shape[1]):
+        raise ValueError(f"masks must broadcast to [..., queries, keys] {shape}, not {value.shape}")
+    value = value[..., start:stop, :] if rows > 1 else value
+    return value[..., :keys] if columns > 1 else value
+
+
+def _attend(
+    q, k, v, biases, masks, values, rows, *, scale=None, softcap=0.0, sink=None, dtype=None, precision=None, empty=True,
+):  # fmt: skip
     """``attend`` for the queries that ``rows`` selects.
 
     All scores keep the axes of the product: after other axes, XLA's softmax on CUDA would read a masked copy.
     ``sink`` is an extra logit per head without a value. ``dtype`` is that of the scores, ``precision`` that of the
-    softmax.
+    softmax. ``empty`` is False if each query has a key: for the bounds of others XLA reads all scores again on a TPU.
     """
     dtype = dtype or accumulator(q.dtype)
     raw, shape = _scores(q, k, v, scale, dtype), (*q.shape[:3], k.shape[2])
@@ -246,7 +281,9 @@ def _attend(q, k, v, biases, masks, values, rows, *, scale=None, softcap=0.0, si
     if sink is not None:
         column = jnp.broadcast_to(grouped(sink), (*logits.shape[:-1], 1))
         logits = jnp.concatenate([logits, column.astype(logits.dtype)], axis=-1)
-    weights = softmax(logits, axes=(logits.ndim - 1,), empty=True)[..., : shape[3]].astype(q.dtype)
+    weights = softmax(logits, axes=(logits.ndim - 1,), empty=empty and bool(biases or masks))[..., : shape[3]].astype(
+        q.dtype
+    )
     read, ends = values
     y = _weigh(weights, v, None if read is None else rows(read), ends).reshape(*shape[:3], v.shape[3])
     return y, tuple(scores.reshape(shape) for scores in (raw, capped, biased, masked, weights))
@@ -257,7 +294,8 @@ def window(queries, keys, offset, left, right):
     offset = jnp.asarray(offset, np.int32)
 
     def distance(rows):
-        return rows(lax.broadcasted_iota(np.int32, (queries, 1), 0)) - lax.iota(np.int32, keys) + offset
+        query, key = (rows(lax.broadcasted_iota(np.int32, s, i)) for i, s in enumerate(((queries, 1), (1, keys))))
+        return query - key + offset
 
     before = [lambda rows: distance(rows) <= left] if left >= 0 else []
     return before + ([lambda rows: distance(rows) >= -right] if right >= 0 else [])
@@ -297,8 +335,10 @@ def attention(
     if attn_mask is not None:
         bias, mask = _bias_and_mask(attn_mask, keys, may_end_early=opset >= 24)
         masks.append(mask)
+    past = offset if is_causal and isinstance(offset, int) else None
     y, (raw, capped, _, scores, weights) = attend(
-        q, k, v, scale=scale, softcap=softcap, biases=[bias], masks=masks, dtype=Q.dtype,
+        q, k, v, scale=scale, softcap=softcap, biases=[bias], masks=masks, past=past, dtype=Q.dtype,
+        empty=past is None or attn_mask is not None or left_window_size >= 0,
         precision=softmax_precision and to_dtype(softmax_precision, "softmax_precision"), keep_scores=n_outputs > 3,
     )  # fmt: skip
     return y if Q.ndim == 4 else merged(y), k, v, (raw, capped, scores, weights)[qk_matmul_output_mode]
@@ -390,8 +430,10 @@ def _rotated(x, cos, sin, interleaved):
     """``x`` with its leading features, two per angle, rotated in pairs; the remaining features are unchanged."""
     pairs, rest = x[..., : 2 * cos.shape[-1]], x[..., 2 * cos.shape[-1] :]
     a, b = (pairs[..., 0::2], pairs[..., 1::2]) if interleaved else xp.split(pairs, 2, axis=-1)
-    pairs = xp.stack([cos * a - sin * b, sin * a + cos * b], axis=-1 if interleaved else -2).reshape(pairs.shape)
-    return xp.concatenate([pairs, rest], axis=-1)
+    turned = [cos * a - sin * b, sin * a + cos * b]
+    if interleaved or cos.shape[1] * cos.shape[2] == 1:  # of many tokens XLA copies on a TPU what is stacked
+        turned = [xp.stack(turned, axis=-1 if interleaved else -2).reshape(pairs.shape)]
+    return xp.concatenate([*turned, rest], axis=-1)
 
 
 Swish = Literal["none", "silu", "swish"]

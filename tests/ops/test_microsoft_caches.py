@@ -244,3 +244,13 @@ def test_a_chunk_beyond_the_cache_gives_nan() -> None:
     chunk = [*grouped(3), *past(7), I32([6, 5]), I32(7), *[None] * 9, I32([2, 2])]  # five held, three rows
     y = attention_model(chunk, **GROUPED)(*given(chunk))[0]
     assert np.isnan(y[0]).all() and np.isfinite(y[1]).all()
+
+
+def test_a_prompt_is_written_at_the_first_slot() -> None:
+    """Where the total is known to be that of new tokens, nothing is before them; more than those yield NaN."""
+    operands = [*grouped(3), *past(ROOM), I32([2, 3]), I32(3), *TABLES]
+    model = attention_model(operands, **TURNED)
+    call = jax.jit(lambda lengths: model(*operands[:5], lengths, *operands[6:]))
+    assert "scatter" not in call.lower(operands[5]).as_text()
+    y, *_ = call(operands[5])
+    assert np.isfinite(y[0]).all() and np.isnan(y[1]).all()

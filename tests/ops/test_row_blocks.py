@@ -14,16 +14,19 @@ RNG = np.random.default_rng(1)
 LONG = RNG.standard_normal((2, 4, 7, 6))
 
 
+BLOCKS = {"ATTENTION_BLOCK": 0, "ATTENTION_QUERIES": 2, "ATTENTION_PARTS": 1}
+
+
 @pytest.fixture
 def blocks(monkeypatch):
     """Blocks of two queries, of any attention of four or more."""
-    for name, value in {"ATTENTION_BLOCK": 0, "ATTENTION_QUERIES": 2}.items():
+    for name, value in BLOCKS.items():
         monkeypatch.setattr(attention, name, value)
 
 
 def at_once_and_by_blocks(monkeypatch, function, *operands):
     at_once = jax.jit(function)(*operands)
-    for name, value in {"ATTENTION_BLOCK": 0, "ATTENTION_QUERIES": 2}.items():
+    for name, value in BLOCKS.items():
         monkeypatch.setattr(attention, name, value)
     text = str(jax.make_jaxpr(lambda *x: function(*x))(*operands))
     assert "scan[" in text
@@ -53,6 +56,28 @@ def test_gradients_with_a_block_that_overlaps_the_one_before(dtype, monkeypatch)
     for a, b in zip(jax.tree.leaves(at_once), jax.tree.leaves(by_blocks), strict=True):
         tolerance = 1e-5 if dtype == np.float32 else 0.1
         np.testing.assert_allclose(np.asarray(b, np.float32), np.asarray(a, np.float32), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("past", [0, 3])
+def test_causal_attention_reads_keys_up_to_the_end_of_each_part(past, monkeypatch):
+    """With a mask of all queries and one of all keys; gradients too, and no scores of later keys."""
+    q, k, v = (jnp.asarray(x, np.float32) for x in (LONG, LONG[:, :2], LONG[:, 2:]))
+    given = {n: jnp.asarray(x[:, :2, :past], np.float32) for n, x in (("past_key", LONG), ("past_value", -LONG))}
+    bias = jnp.asarray(RNG.standard_normal((7, 7 + past)), np.float32)
+
+    def outputs(q, k, v, bias):
+        def y(q, k, v, bias):
+            return call(q, k, v, {"attn_mask": bias, **given}, is_causal=1, left_window_size=4)
+
+        return y(q, k, v, bias), jax.grad(lambda *x: jnp.sum(y(*x) ** 2), (0, 1, 2, 3))(q, k, v, bias)
+
+    at_once = jax.jit(outputs)(q, k, v, bias)
+    monkeypatch.setattr(attention, "ATTENTION_QUERIES", 2)
+    monkeypatch.setattr(attention, "ATTENTION_PARTS", 2)
+    lowered = jax.jit(lambda *x: outputs(*x)).lower(q, k, v, bias)
+    assert f"2x2x4x{4 + past}xf32" in lowered.as_text() and f"2x2x7x{7 + past}xf32" not in lowered.as_text()
+    for a, b in zip(jax.tree.leaves(at_once), jax.tree.leaves(lowered.compile()(q, k, v, bias)), strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-5)
 
 
 def test_grouped_query_attention_with_a_window_and_a_sink(monkeypatch):

@@ -130,6 +130,8 @@ def split_attention(
         mask, bias = pad_last_axis(mask, keys), pad_last_axis(bias, keys)
     biases = [padding_bias(mask, batch, queries, keys, mask_filter_value), bias]
     keep, options = n_outputs > 3, {"scale": scale or None, "biases": biases, "masks": masks, "read": read}
+    options |= {"past": offset if unidirectional and length is None else None}
+    options |= {"empty": not unidirectional or mask is not None or bias is not None}
     y, (_, _, scores, _, _) = attend(q, k, v, keep_scores=keep, **options)
     if length is not None and total is None:
         fits = (offset >= 0) & (used <= keys)

@@ -95,10 +95,12 @@ def per_sequence(function, *more):
 
 
 def appended(past, new, starts, rows):
-    """The KV cache [batch, heads, rows, size] with each sequence's new entries written at its own start."""
+    """The KV cache [batch, heads, rows, size] with each sequence's new entries written at its own start; None for 0."""
     cache = jnp.zeros((*new.shape[:2], rows, new.shape[3]), new.dtype)
     if past is not None:
         cache = lax.dynamic_update_slice(cache, jnp.asarray(past), (0, 0, 0, 0))
+    if starts is None:
+        return lax.dynamic_update_slice(cache, new, (0, 0, 0, 0))
     write = per_sequence(lax.dynamic_update_slice_in_dim)
     if (new.shape[0], new.shape[2]) != (1, 1) or not isinstance(rows, int):
         return write(cache, new, starts)
@@ -198,7 +200,9 @@ def group_query_attention(
     epsilons = (qk_norm_epsilon if e is None else e for e in (q_norm_epsilon, k_norm_epsilon))
     q, k = normalized(q, k, q_norm_weight, k_norm_weight, *epsilons)
     ends = jnp.asarray(seqlens_k).reshape(-1).astype(np.int32) + 1
+    prompt = query_seqlens is None and not sliding and not is_traced(total) and total == new  # nothing is before it
     starts = jnp.maximum(ends - new, 0) if query_seqlens is None else ends - query_seqlens.astype(np.int32)
+    starts = jnp.zeros_like(starts) if prompt else starts
     if do_rotary:
         counted = starts[:, None] + jnp.arange(new, dtype=np.int32)
         at = counted if position_ids is None else position_ids.astype(np.int32)
@@ -208,8 +212,10 @@ def group_query_attention(
     first = resident_tokens(starts, length, sliding)
     last = first + ends - starts
     stored = [quantized(x, scale, bits) for x, scale in zip((k, v), scales, strict=True)]
-    caches = [appended(past, x, first, rows) for past, x in zip((past_key, past_value), stored, strict=True)]
-    k, v = (dequantized(c[:, :, :keys], scale, bits, q.dtype) for c, scale in zip(caches, scales, strict=True))
+    at = None if prompt else first
+    caches = [appended(past, x, at, rows) for past, x in zip((past_key, past_value), stored, strict=True)]
+    whole = stored if prompt else [c[:, :, :keys] for c in caches]
+    k, v = (dequantized(x, scale, bits, q.dtype) for x, scale in zip(whole, scales, strict=True))
     if sliding_window_cache:
         if attention_bias is not None:  # whose columns are positions: that of ``starts`` is the row ``first``
             columns = (starts - first)[:, None, None, None] + jnp.arange(keys, dtype=np.int32)
@@ -220,15 +226,17 @@ def group_query_attention(
     first, last, fits = (x.reshape(-1, 1, 1, 1) for x in (first, last, fits))
     masks = window(new, keys, first, max(local_window_size - 1, -1), 0 if causal else -1)
     masks += [] if causal else [lax.iota(np.int32, keys) < last]
+    q = jnp.where(fits, q, np.nan)  # so is the result of a sequence longer than its cache
+    past = 0 if prompt and causal else None
+    own = attention_bias is None and causal and (prompt or local_window_size < 0)  # each query attends to its own key
     y, (*_, scores, weights) = attend(
-        q, k, v, ends=last, masks=masks, keep_scores=n_outputs > 3, biases=[attention_bias], scale=scale or None,
-        softcap=softcap, sink=sink_of(head_sink, smooth_softmax),
+        q, k, v, ends=last, masks=masks, past=past, keep_scores=n_outputs > 3, biases=[attention_bias],
+        scale=scale or None, softcap=softcap, sink=sink_of(head_sink, smooth_softmax), empty=not own,
     )  # fmt: skip
-    y = merged(jnp.where(fits, y, np.nan))  # a sequence longer than its cache
     if n_outputs <= 3:
-        return y, *caches
+        return merged(y), *caches
     scores = weights if qk_output == 2 else jnp.where(jnp.isneginf(scores), 0, scores)
-    return y, *caches, scores.astype(q.dtype)
+    return merged(y), *caches, scores.astype(q.dtype)
 
 
 _KEY_LAYOUT = (
