@@ -34,7 +34,7 @@ help:
 	@echo "make bench-newest  models and networks with the newest JAX, for its first column (after make test-newest)"
 	@echo "make gate       fail where a file runs slower than the same network by hand in JAX (two minutes)"
 	@echo "make accelerators   count what networks cost on a TPU and a GPU, without one; writes docs/accelerators.md"
-	@echo "make check-accelerators  seventeen small rows of it against their limits (minutes)"
+	@echo "make check-accelerators  nineteen small rows of it against their limits (minutes)"
 	@echo "make lint       ruff and mypy alone"
 	@echo "make docs       write docs/operators.md, docs/figures.json and the figures on the pages"
 	@echo "make site       build the documentation into .venv/site; a warning is an error"
