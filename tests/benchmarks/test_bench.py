@@ -16,6 +16,7 @@ from benchmarks import bench, gate, groups, harness, models, notes, passes, repo
 from benchmarks.groups import Settings
 from benchmarks.net import Net
 from onnx2jax.jaxpr import pipeline
+from tests.support.models import text_model
 
 FIGURES = {
     "machine": {
@@ -258,3 +259,10 @@ def test_files_that_passes_slow_down_fail_the_command(
         passes.main(["--models", str(onnx2jax.demo_model())])
     assert ("digits" in str(exit.value.code)) is fails
     assert f"| {work:.2f} | {wall:.2f} |" in capsys.readouterr().out
+
+
+def test_a_file_that_drawn_inputs_do_not_fit_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "m (float[2, n] x, float[3, k] z) => (float[i, j] y) { y = Concat<axis = 1>(x, z) }"
+    onnx.save(text_model(text), tmp_path / "m.onnx")
+    assert passes.slowed_down([tmp_path / "m.onnx"], 1) == []
+    assert "not measured: node" in capsys.readouterr().out
