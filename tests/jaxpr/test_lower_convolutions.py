@@ -24,6 +24,10 @@ W = RNG.normal(size=(6, 6, 3, 3)).astype(np.float32)
 CHANNELS_FIRST = (0, 1, 2, 3)
 
 
+def f32(*shape: int) -> np.ndarray:
+    return RNG.normal(size=shape).astype(np.float32)
+
+
 def convolved(w: Any, x: Any) -> Any:
     return conv(x, w, window_of(x.shape[2:], w.shape[2:], pads=[w.shape[2] // 2] * 4))
 
@@ -48,6 +52,14 @@ def test_in_a_loop_too() -> None:
     operands = np.tile(W, (3, 3, 1, 1)), np.tile(X, (1, 3, 1, 1))
     before, after = jax.jit(lambda *xs: [as_function(p)(*xs)[0] for p in (closed, lowered)])(*operands)
     np.testing.assert_allclose(after, before, rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_lowered_stays() -> None:
+    """The exact form of Winograd's algorithm is not computed by it again."""
+    closed = rewritten(lower, traced(convolved, f32(128, 128, 3, 3), f32(1, 128, 28, 28)))
+    assert str(closed).count("= is_finite") == 1
+    again = rewritten(lower, closed)
+    assert str(again).count("= is_finite") == 1 and convolutions(again) == convolutions(closed)
 
 
 def test_of_bytes_with_exact_sums() -> None:

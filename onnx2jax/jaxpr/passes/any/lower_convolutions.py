@@ -46,7 +46,7 @@ def _lowered(program: Program, platform: str) -> Program:
 
 def _form(equation: Equation, platform: str) -> Callable[..., Any] | None:
     """The function of the operands that replaces an equation; None where it stays."""
-    if equation.name != "conv_general_dilated":
+    if equation.name != "conv_general_dilated" or _is_channels_last(equation):
         return None
     if platform == "cpu":
         from ..cpu.train_conv import by_itself, can_lower
@@ -62,6 +62,12 @@ def _form(equation: Equation, platform: str) -> Callable[..., Any] | None:
     if (problem.dtype, result) == (np.int8, np.int32) and platform == "cpu":
         return partial(_of_bytes, how)
     return (lambda x, w: conv(x, w, *how)) if result == problem.dtype else None
+
+
+def _is_channels_last(equation: Equation) -> bool:
+    """Whether it has been lowered: as the exact form of what Winograd's algorithm computes, it stays."""
+    image = equation.params["dimension_numbers"].lhs_spec
+    return image == (0, len(image) - 1, *range(1, len(image) - 1))
 
 
 def _of_bytes(how: tuple[Any, ...], x: Any, w: Any) -> Any:
