@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 
 import onnx2jax
 from onnx2jax.compat import x64
-from tests.support.models import model, value
+from tests.support.models import model, text_model, value
 
 X = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
 
@@ -226,6 +226,17 @@ def test_gradients_trace_no_tangents(monkeypatch: pytest.MonkeyPatch) -> None:
     moved = jax.jvp(lambda x: loss(x, "s", "m"), (X,), (X,))
     assert traced
     np.testing.assert_allclose(moved, jax.jvp(lambda x: wanted(x, "s", "m"), (X,), (X,)), rtol=1e-5)
+
+
+@pytest.mark.usefixtures("in_32_bits")
+def test_a_gradient_of_a_scans_state_alone() -> None:
+    """JAX 0.10 takes no symbolic zeros as the cotangents of what its steps return."""
+    body = "body = b (float[4] s, float[4] e) => (float[4] t, float[4] o) { t = Mul(s, e) o = Sin(t) }"
+    scan = f"z, r = Scan<num_scan_inputs = 1, {body}>(one, x)"
+    proto = text_model(f"main (float[3, 4] x) => (float[4] z, float[3, 4] r) {{ {scan} }}", one=np.ones(4, np.float32))
+    converted = onnx2jax.convert(proto)
+    ours = jax.jit(jax.grad(lambda x: converted(x)[0].sum()))(X)
+    np.testing.assert_allclose(ours, X.prod(0) / X, rtol=1e-5)
 
 
 @pytest.mark.usefixtures("in_32_bits")
