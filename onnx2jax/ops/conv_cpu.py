@@ -242,6 +242,7 @@ def depthwise(x: Any, w: Any, window: Window, groups: int) -> Any:
     One column more than needed is padded and summed: no part is then just the unpadded image, which XLA would compute
     a second time for it, activation and all (MobileNetV2 takes 3 to 8 % longer).
     """
+    x, w = (v.astype(_summed(v.dtype)) for v in (x, w))
     if w.shape[0] != groups:
         x = jnp.repeat(x, w.shape[0] // groups, axis=-1)
     blocks = count_blocks(x.shape[1:-1], window)

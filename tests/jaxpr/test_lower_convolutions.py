@@ -11,7 +11,7 @@ from jax import lax
 
 import onnx2jax
 from onnx2jax.jaxpr.passes.any.lower_convolutions import lower
-from onnx2jax.jaxpr.program import Program, as_function
+from onnx2jax.jaxpr.program import Equation, Program, as_function
 from onnx2jax.ops.conv import conv
 from onnx2jax.ops.quant import integer_conv
 from onnx2jax.ops.window import window_of
@@ -75,25 +75,48 @@ def test_of_bytes_with_exact_sums() -> None:
     np.testing.assert_array_equal(result, exact)
 
 
-@pytest.mark.parametrize(("platform", "name"), [("cuda", "dot_general"), ("tpu", "conv_general_dilated")])
-def test_with_the_precision_that_was_asked_for(platform: str, name: str) -> None:
-    with jax.default_matmul_precision("highest"):
-        closed = traced(convolved, W[:, :, :1, :1], X, platform=platform)
-    new = Program.of(rewritten(lower, closed, platform=platform))
-    (product,) = (e for e in new.equations if "precision" in e.params)
-    assert product.name == name
-    assert product.params["precision"] in (lax.Precision.HIGHEST, (lax.Precision.HIGHEST,) * 2)
-
-
-def test_a_result_of_another_type_is_not_rounded_between() -> None:
-    """As of a user's function that sums in float32."""
+@pytest.mark.parametrize(
+    ("platform", "x", "w", "names"),
+    [
+        ("cuda", X, W[:, :, :1, :1], ["dot_general"]),
+        ("tpu", X, W[:, :, :1, :1], ["conv_general_dilated"]),
+        ("tpu", X[:1, :1, :1], np.ones((1, 1, 1, 256), np.float32), ["conv_general_dilated", "dot_general"]),
+    ],
+)
+def test_with_the_precision_that_was_asked_for(platform: str, x: Any, w: Any, names: list[str]) -> None:
+    """In branches, too: a long filter is a product where that is finite."""
 
     def function(w: Any, x: Any) -> Any:
-        return lax.conv_general_dilated(x, w, (1, 1), "SAME", preferred_element_type=np.float32)
+        return lax.conv(x, w, (1, 1), "SAME", precision="highest")
 
-    closed = traced(function, *(operands := (W.astype("bfloat16"), X.astype("bfloat16"))))
-    assert convolutions(rewritten(lower, closed, platform="cuda")) == [CHANNELS_FIRST]
-    ours, plain = jax.jit(lambda *xs: [as_function(p)(*xs)[0] for p in (rewritten(lower, closed), closed)])(*operands)
+    found, closed = dict[str, Any](), traced(function, w, x, platform=platform)
+
+    def products(equation: Equation) -> bool:
+        if "precision" in equation.params:
+            found[equation.name] = equation.params["precision"]
+        return False
+
+    Program.of(rewritten(lower, closed, platform=platform)).any(products)
+    assert sorted(found) == names
+    assert {*found.values()} <= {lax.Precision.HIGHEST, (lax.Precision.HIGHEST,) * 2}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "result", "extent"),
+    [("bfloat16", "float32", 5), ("int8", "int8", 5), ("uint8", "uint8", 5), ("float32", "float32", 0)],
+)
+def test_what_onnx_does_not_have_is_left(dtype: str, result: str, extent: int) -> None:
+    """A user's function can round later than ONNX does, wrap sums of integers around, or have larger windows."""
+
+    def function(w: Any, x: Any) -> Any:
+        return lax.conv_general_dilated(x, w, (1, 1), "SAME", preferred_element_type=result)
+
+    operands = W.astype(dtype), X[:, :, :extent].astype(dtype)
+    closed = traced(function, *operands)
+    assert rewritten(lower, closed, platform="cuda").jaxpr.eqns == closed.jaxpr.eqns
+    lowered = rewritten(lower, closed)  # a CPU sums in float32
+    assert (lowered.jaxpr.eqns == closed.jaxpr.eqns) is (dtype != "bfloat16")
+    ours, plain = jax.jit(lambda *xs: [as_function(p)(*xs)[0] for p in (lowered, closed)])(*operands)
     np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-5)
 
 

@@ -117,6 +117,15 @@ def test_int8_channels_are_combined_exactly(kernel: Any) -> None:
     assert not violations(cases, np.int8, rtol=0)
 
 
+def test_int8_in_groups_is_summed_in_int32() -> None:
+    """ONNX's quantised convolutions in groups are not of int8, but a user's function can have one."""
+    cases = {
+        name: ([conv_cpu.convolve], (window_of(x[1:-1], w[2:], **a), groups), x, w)
+        for name, (x, w, groups, a) in GROUPED.items()
+    }
+    assert not violations(cases, np.int8, rtol=0)
+
+
 def test_which_int8_convolutions_combine_channels() -> None:
     image, weights = np.zeros((1, 224, 224, 3), np.int8), np.zeros((64, 3, 7, 7), np.int8)
     window = window_of((224, 224), (7, 7), strides=(2, 2), pads=[3] * 4)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -48,20 +49,22 @@ def _form(equation: Equation, platform: str) -> Callable[..., Any] | None:
     """The function of the operands that replaces an equation; None where it stays."""
     if equation.name != "conv_general_dilated" or _is_channels_last(equation):
         return None
+    result, params = equation.outputs[0].aval, equation.params
+    if 0 in result.shape:  # perhaps of windows larger than the image, which ONNX does not have
+        return None
     if platform == "cpu":
         from ..cpu.train_conv import by_itself, can_lower
 
         if can_lower(equation):
             return partial(by_itself, equation)
-    if equation.params["batch_group_count"] != 1:
+    if params["batch_group_count"] != 1 or any(spec != plain(len(spec)) for spec in params["dimension_numbers"]):
         return None
-    if any(spec != plain(len(spec)) for spec in equation.params["dimension_numbers"]):
-        return None
-    problem, result = equation.convolution, equation.outputs[0].aval.dtype
+    problem = equation.convolution
     how = problem.window, problem.groups, problem.stretch if problem.is_apart else ()
-    if (problem.dtype, result) == (np.int8, np.int32) and platform == "cpu":
+    if (problem.dtype, result.dtype) == (np.int8, np.int32) and platform == "cpu":
         return partial(_of_bytes, how)
-    return (lambda x, w: conv(x, w, *how)) if result == problem.dtype else None
+    is_float = jnp.issubdtype(result.dtype, jnp.floating)  # conv returns sums of integers in a wider type
+    return (lambda x, w: conv(x, w, *how)) if is_float and result.dtype == problem.dtype else None
 
 
 def _is_channels_last(equation: Equation) -> bool:
@@ -77,4 +80,8 @@ def _of_bytes(how: tuple[Any, ...], x: Any, w: Any) -> Any:
 
 
 def _with_precision(equation: Equation, precision: Any) -> Equation:
-    return equation.replace(precision=precision) if "precision" in equation.params else equation
+    def within(program: Program) -> Program:
+        return program.replace(equations=[_with_precision(e, precision) for e in program.equations])
+
+    new = equation.with_inner(within)
+    return new.replace(precision=precision) if "precision" in new.params else new
