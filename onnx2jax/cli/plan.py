@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ShardingError
-from ..model.devices.chips import CHIPS
+from ..model.devices.chips import CHIPS, MAX_DEVICES
 from ..model.devices.cost import Cost, cost
 from ..progress import stage
 from ..sharding.plans import KINDS
@@ -117,4 +117,6 @@ def _axes(text: str) -> dict[str, int]:
         if not size.isdecimal() or int(size) < 1 or name in axes:
             raise CommandError(f"--mesh {text}: expected axes with their extents, such as data=8,model=8")
         axes[name] = int(size)
+    if (count := math.prod(axes.values())) > MAX_DEVICES:
+        raise CommandError(f"--mesh {text} has {count} devices; a plan takes at most {MAX_DEVICES}: use a smaller mesh")
     return axes

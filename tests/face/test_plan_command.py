@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import tempfile
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,7 +13,7 @@ import onnx
 import pytest
 
 from onnx2jax import cli, convert, demo_decoder
-from onnx2jax.errors import ExternalDataError, InputNameError, OperatorError
+from onnx2jax.errors import ExternalDataError, InputNameError, OperatorError, ShardingError
 from onnx2jax.model.caches import step_extents
 from onnx2jax.model.devices.cost import cost
 from tests.support.models import mlp, text_model
@@ -110,6 +111,22 @@ def test_a_table(described: Path, capsys: pytest.CaptureFixture[str], monkeypatc
 def test_invalid_meshes_are_errors(mesh: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", "model.onnx", "--mesh", mesh]) == 2
     assert f"--mesh {mesh}: expected" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("devices", [["--mesh=data=100000"], ["--mesh=data=2,model=1025", "--for=h100:4096"]])
+def test_a_mesh_that_would_be_listed_for_minutes_is_an_error(
+    devices: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess, "run", None)
+    assert cli.main(["plan", "model.onnx", *devices]) == 2
+    assert "devices; a plan takes at most 2048: use a smaller mesh" in capsys.readouterr().err
+
+
+def test_a_mesh_without_devices_or_with_too_many_is_an_error(described: Path) -> None:
+    with pytest.raises(ShardingError, match="has an axis without devices"):
+        cost(described, {"data": 0, "model": 2})
+    with pytest.raises(ShardingError, match=r"use a smaller mesh$"):
+        cost(described, {"data": 10**30})
 
 
 def test_it_says_when_nothing_is_sharded(

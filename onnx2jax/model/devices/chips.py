@@ -11,6 +11,11 @@ from typing import Any, Final
 from ... import compat
 from ...errors import ShardingError
 
+MAX_DEVICES: Final = 2048
+"""Devices of a plan: as many as XLA's CPU client has in a process. Listing 100 000 takes minutes."""
+_TPU_SIDE: Final = 16
+"""Chips along an axis of the largest slices of v5e and v6e, 16x16: beyond, XLA aborts the process."""
+
 
 @dataclass(frozen=True)
 class Chip:
@@ -84,7 +89,7 @@ def slice_of(name: str) -> Slice:
     """The chips of a name such as ``v5e``, ``v5e:2x2`` or ``h100:8``.
 
     Raises:
-        ShardingError: there is no such chip or topology.
+        ShardingError: there is no such chip or topology, or it is too large.
         ImportError: XLA's compiler for it is not installed.
     """
     kind, _, grid = name.partition(":")
@@ -94,6 +99,10 @@ def slice_of(name: str) -> Slice:
             f"{name!r} is no topology; write a chip ({', '.join(CHIPS)}) or several: 'v5e:2x4', 'h100:8'"
         )
     chip = CHIPS[kind]
+    side, most = (MAX_DEVICES, MAX_DEVICES) if chip.target else (_TPU_SIDE, _TPU_SIDE**2)
+    if max(sizes) > side or math.prod(sizes) > most:
+        largest = f"{kind}:{most if chip.target else f'{side}x{side}'}"
+        raise ShardingError(f"{name!r} is too large to plan for: the largest topology of {kind} is {largest!r}")
     plugin = "jax_cuda13_plugin" if find_spec("jax_cuda13_plugin") else "jax_cuda12_plugin"
     compat.optional(*((plugin, "cuda") if chip.target else ("libtpu", "tpu")))
     try:

@@ -33,7 +33,7 @@ from ..changes.parts import with_graph
 from ..convert import convert
 from ..reports.summary import feeds_of, mark, node_of, traced
 from . import hlo
-from .chips import Slice, slice_of
+from .chips import MAX_DEVICES, Slice, slice_of
 from .explained import Stage, as_zeros, bytes_held, programs, sizes_by_kind
 from .pipeline import batch_axes
 
@@ -168,10 +168,14 @@ def cost(
     source, target = path_of(source), slice_of(chips) if chips else None
     devices = target.devices if target else jax.devices()
     axes = dict(axes or {"data": len(devices)})
+    if min(axes.values()) < 1:
+        raise ShardingError(f"the mesh {axes} has an axis without devices: each has 1 or more")
     if (count := math.prod(axes.values())) > len(devices):
         fix = (
             f"name a larger slice than {chips!r}"
             if chips
+            else "use a smaller mesh"
+            if count > MAX_DEVICES
             else (
                 'compile for accelerators, chips="v5e:2x2", or give the CPU as many: '
                 f"XLA_FLAGS=--xla_force_host_platform_device_count={count}"

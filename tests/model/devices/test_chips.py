@@ -44,6 +44,14 @@ def test_unknown_chips_are_refused(name: str) -> None:
         chips.slice_of(name)
 
 
+@pytest.mark.parametrize(
+    ("name", "largest"), [("v5e:32x8", "v5e:16x16"), ("v6e:4x8x16", "v6e:16x16"), ("h100:10000000", "h100:2048")]
+)
+def test_a_slice_on_which_xla_hangs_or_aborts_is_refused(name: str, largest: str) -> None:
+    with pytest.raises(ShardingError, match=f"{name}' is too large to plan for: .* is '{largest}'"):
+        chips.slice_of(name)
+
+
 @pytest.mark.parametrize(("chip", "extra"), [("v6e", "tpu"), ("a100:8", "cuda")])
 def test_a_missing_compiler_is_named(chip: str, extra: str) -> None:
     with pytest.raises(ImportError, match=rf"needs the extra {extra} .*pip install"):
