@@ -33,7 +33,8 @@ class Views(Parameters):
         """The subgraph between some values of the main graph, as a model, which ``save`` writes.
 
         Args:
-            inputs: values that become inputs; the model's inputs remain if they are still read.
+            inputs: values that become inputs, of declared or inferred types; the model's inputs remain if they are
+                still read.
             outputs: values that become the outputs; the model's own when left out. With ``rebatch``, their groups are
                 joined as by ``values``.
 

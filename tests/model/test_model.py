@@ -590,8 +590,9 @@ def test_random_arrays_of_negative_extents_are_rejected(shape: list[int]) -> Non
 
 def test_lists_for_an_input_of_undeclared_type() -> None:
     """A list of arrays is a sequence; numbers have no dtype, and a wrong guess would be cast in silence."""
-    nodes = [helper.make_node("Neg", ["x"], ["h"]), helper.make_node("Neg", ["h"], ["y"], name="y")]
-    file = model(nodes, [value("x", np.float32, [3])], [value("y", np.float32, [3])])
+    nodes = [helper.make_node("SequenceAt", ["xs", "i"], ["h"]), helper.make_node("Neg", ["h"], ["y"], name="y")]
+    xs = helper.make_tensor_sequence_value_info("xs", onnx.TensorProto.FLOAT, [3])
+    file = model(nodes, [xs, value("i", np.int64, [])], [value("y", np.float32, [3])])
     cut = onnx2jax.convert(file).cut(inputs=["h"])
     assert cut.inputs[0].type is None
     np.testing.assert_array_equal(cut(np.ones(3, np.float32)), [-1, -1, -1])

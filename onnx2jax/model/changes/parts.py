@@ -38,7 +38,7 @@ def with_rewritten(
 
 
 def cut(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> Graph:
-    """The subgraph between some values.
+    """The subgraph between some values; inputs that the file does not declare have their inferred types.
 
     Raises:
         InputNameError: there is no such value.
@@ -52,6 +52,9 @@ def cut(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> Graph:
     reads = {*wanted, *(n for node in nodes for n in node.reads)} | set(inputs)
     known = {v.name: v for v in (*graph.value_info.values(), *graph.inputs, *graph.outputs)}
     others = [v for v in graph.inputs if v.name in reads and v.name not in inputs]
+    if untyped := [n for n in inputs if n not in known or known[n].type is None]:
+        types = inferred_types(replace(graph, nodes=tuple(ancestors(graph.nodes, untyped))))
+        known |= {n: ValueInfo(n, types.get(n)) for n in untyped}
     return replace(
         graph,
         inputs=(*(known.get(n, ValueInfo(n)) for n in inputs), *others),

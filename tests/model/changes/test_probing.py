@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import pickle
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -210,6 +211,19 @@ def test_cut_at_one_of_several_outputs_of_a_node() -> None:
     for result in (part(*given), jax.jit(part.apply)({}, *given), part.run(None, feeds)[0]):
         np.testing.assert_array_equal(result, [7, 16])
     np.testing.assert_array_equal(m.cut(inputs=["a", "b"])(given[0], given[0] + 1), [-1, -1])
+
+
+def test_inner_values_become_inputs_of_inferred_types(tmp_path: Path) -> None:
+    text = (
+        "g (float[n, 3] x) => (float[k] y) { h = Concat <axis = 0> (x, x)  s = Relu(h)  u, i = Unique (s)  y = Neg(i) }"
+    )
+    m = model_of(text)
+    for name, kind in (("h", "float32[2*n, 3]"), ("s", "float32[2*n, 3]"), ("i", "None")):
+        part = m.cut(inputs=name)
+        assert [str(v.type) for v in part.inputs] == [kind]
+        assert onnx2jax.convert(part.save(tmp_path / "part.onnx")).inputs == part.inputs
+    with pytest.raises(errors.InputTypeError, match=r"s: float32\[2\*n, 3\]"):
+        m.cut(inputs="s")(np.ones((2, 3), np.int32))
 
 
 def test_errors_of_a_replacement_name_the_function_and_not_the_inputs(plain: Model) -> None:
