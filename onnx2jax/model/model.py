@@ -269,7 +269,7 @@ class Model(Views, Exports):
         return rows if self.spec.groups is None else f"{rows}\n{self.spec.groups}"
 
     def explain_call(self, /, *args: Any, rng: Any = None, **named: Any) -> str:
-        """Which path a call takes and why, as tables: numpy, inline, compiled, host or full.
+        """Which path a call takes and why, as tables: numpy, inline, compiled, layers, host or full.
 
         Makes the call, and the same call through ``run``. With the environment variable ``ONNX2JAX_DEBUG=2`` every
         call prints its path.

@@ -228,7 +228,7 @@ class BoundCall(NamedTuple):
     names: Sequence[str]
     """Those inputs, in order."""
     path: str
-    """How it runs: "numpy", "inline", "compiled" or "host" (see ``Model.explain_call``)."""
+    """How it runs: "numpy", "inline", "compiled", "layers" or "host" (see ``Model.explain_call``)."""
     structure: Any = None
     """The pytree structure of the outputs; None where host nodes compute some."""
 

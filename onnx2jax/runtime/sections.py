@@ -116,7 +116,7 @@ class Sections:
                 outputs = [jnp.copy(values[v]) if is_kept else values[v] for v, is_kept in self._outputs]
             return list(map(np.asarray, outputs)) if as_numpy else outputs
 
-        return BoundCall(call, names, "compiled", self.structure)
+        return BoundCall(call, names, "layers", self.structure)
 
 
 def sections_of(

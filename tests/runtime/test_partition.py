@@ -84,6 +84,7 @@ def test_a_long_run_of_light_nodes_is_several_programs(monkeypatch: pytest.Monke
         np.testing.assert_allclose(m(x), states[1], rtol=1e-5)
         np.testing.assert_allclose(m.run(None, {"x": x})[0], states[1], rtol=1e-5)
     assert long.compilations == 2
+    assert "host  compiled partitions, called in turn" in long.explain_call(x)
     constants = [helper.make_node("Neg", ["half"], [f"c{n}"]) for n in range(50)]
     total = helper.make_node("Sum", ["x", *(f"c{n}" for n in range(50))], ["y"])
     ends = [value("x", np.float32, [2, 3])], [value("y", np.float32, [2, 3])]

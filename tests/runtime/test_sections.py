@@ -55,6 +55,8 @@ def test_a_layer_is_compiled_once_for_every_depth(compilations: Compilations, de
     assert len(cut(model).sections) == depth
     model(X, MASK)
     assert len(compilations) == 1
+    call, run = model.explain_call(X, MASK).splitlines()[1:3]
+    assert "layers  programs called in turn, which repeated layers share" in call and "layers" in run
 
 
 def test_what_is_before_between_and_after_layers() -> None:

@@ -21,15 +21,17 @@ def explain_call(model: Any, args: Sequence[Any], named: Mapping[str, Any], rng:
     jax.block_until_ready(model(arguments, rng=rng))
     model.run(None, values, rng=rng)
     runtime, program = model._runtime, model._runtime.program
+    partitions = program.rows()
+    why_of = WHY if any(kind == "host" for kind, *_ in partitions) else {**WHY, "host": SPLIT}
     rows = [("call", "path", "why")]
     for title, feeds, as_numpy in (("model(...)", arguments, False), ("model.run", values, True)):
         signature, _ = runtime.signature((), feeds, as_numpy)
         bound = runtime.params.bound.get(signature)
-        path, why = (bound.path, WHY[bound.path]) if bound else ("full", _reason(model, signature, values, rng))
+        path, why = (bound.path, why_of[bound.path]) if bound else ("full", _reason(model, signature, values, rng))
         rows.append((title, path, why))
     stages = [("partition", "nodes", "path", "why here")]
     bodies = [body for body, _ in program.stages()] if hasattr(program, "stages") else repeat(None)
-    for (kind, nodes, why, *_), body in zip(program.rows(), bodies, strict=False):
+    for (kind, nodes, why, *_), body in zip(partitions, bodies, strict=False):
         paths = {b.path for key, b in runtime.params.bound.items() if key and key.callee.graph is body}
         stages.append((kind, nodes, ", ".join(sorted(paths)) or ("host" if kind == "host" else "compiled"), why))
     return f"{table(rows)}\n\n{table(stages)}"
@@ -39,8 +41,11 @@ WHY = {
     "numpy": "dispatch would cost more than the computation",
     "inline": "a short program, run in the caller's thread",
     "compiled": "one program, called directly for this signature",
+    "layers": "programs called in turn, which repeated layers share",
     "host": "nodes run by NumPy around compiled partitions",
 }
+SPLIT = "compiled partitions, called in turn"
+"""Why a call whose partitions are all compiled runs them as steps on the host."""
 
 
 def _reason(model: Any, signature: Any, values: Mapping[str, Any], rng: Any) -> str:
