@@ -363,7 +363,7 @@ class Model(Views, Exports):
             from .reports.special_values import naming_their_node
 
             naming = naming_their_node(self, padded, rng)  # where debug_nans or debug_infs refuses a value
-        with buckets.blaming_padding(extents) if extents else nullcontext(), naming:
+        with buckets.blaming_padding(self.inputs, values, spec.bucket, extents) if extents else nullcontext(), naming:
             outcome = runtime.run(runtime.program, padded, rng, x32, as_numpy)
         if spec.max_size:
             from .changes.max_size import check_counts

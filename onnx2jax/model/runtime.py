@@ -66,7 +66,7 @@ class Runtime:
         self.structure = structure = Structure(spec) if structure is None else structure
         self.fields, self.program, self.background = structure.fields, structure.program, structure.background
         self.inner_models: dict[tuple[str, ...], Any] = {}
-        self._unpadded: dict[frozenset[str], StagedProgram | Pipeline | None] = {}
+        self._unpadded: dict[tuple[tuple[str, ...], ...], StagedProgram | Pipeline | None] = {}
         """Programs without padding, by padded dimension variables; None once padding is proven harmless."""
         values = {**spec.parameters, **spec.changes}
         self._values = {n: v for n, v in values.items() if n not in unchecked}
@@ -268,7 +268,7 @@ class Runtime:
         self, values: dict[str, Any], padded: dict[str, Any], results: tuple[Any, ...], extents: Mapping[str, int]
     ) -> tuple[Any, ...]:
         """The results for inputs ``padded`` from ``values``, sliced back; which axes is found once per program."""
-        key = frozenset(extents), tuple(np.shape(v) for v in padded.values())
+        key = buckets.equal_extents(extents, self.spec.bucket), tuple(np.shape(v) for v in padded.values())
         outputs = self.structure.unpadded.get(key)
         if outputs is None:
             graph = self.spec.with_static
@@ -279,8 +279,9 @@ class Runtime:
     def verify_padding(
         self, values: dict[str, Any], padded: dict[str, Any], results: Any, extents: Mapping[str, int], x32: bool
     ) -> None:
-        """Compare with the results without padding, once for each set of padded dimension variables."""
-        names, spec = frozenset(extents), self.spec
+        """Compare with the results without padding, once for each set of padded variables and equal ones among them."""
+        spec = self.spec
+        names = buckets.equal_extents(extents, spec.bucket)
         plain = self._unpadded.setdefault(names, program_of(spec.called, spec.settings, spec.placement))
         if plain is None:
             return
@@ -295,7 +296,7 @@ class Runtime:
         if buckets.verify_padding(spec.called, run, call, values, padded, results, extents):
             self._unpadded[names] = None
         elif plain.compilations == UNPROVEN:
-            quoted, dims = (", ".join(f"{n!r}{end}" for n in sorted(names)) for end in ("", ": n"))
+            quoted, dims = (", ".join(f"{n!r}{end}" for n in sorted(extents)) for end in ("", ": n"))
             warnings.warn(
                 f"bucket= pads {quoted}, and inputs that are constant do not show whether padding changes outputs: "
                 f"until they vary, each new size is compiled without padding too; to verify it now: model.compile("

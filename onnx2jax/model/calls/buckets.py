@@ -68,9 +68,9 @@ def outputs_with_variables(
 ) -> tuple[ValueInfo, ...]:
     """The outputs; axes that they do not declare by a variable of an input have the padded variable that they follow.
 
-    Files leave such an axis open, or give it a name of its own. It follows a variable whose padding alone changes it,
-    by as much. Abstract evaluation of a graph, in which fixed inputs are initializers, pads one after another. A list
-    of maps is declared as a tensor of its length.
+    Files leave such an axis open, or give it a name of its own. It follows a variable whose padding changes it by as
+    much, alone or with those of equal extents. Abstract evaluation of a graph, in which fixed inputs are initializers,
+    pads one after another. A list of maps is declared as a tensor of its length.
 
     Args:
         graph: what a call evaluates.
@@ -82,15 +82,12 @@ def outputs_with_variables(
     known = set(variables(graph.inputs))
     if all(v.shape is not None and all(isinstance(d, int) or d in known for d in v.shape) for v in graph.outputs):
         return graph.outputs
-    groups = dict[Any, dict[str, int]]()
-    for v in graph.inputs:
-        for axis, d in enumerate(v.shape or ()):
-            if isinstance(d, str) and d in extents and v.name in padded:
-                equal = (axis, *bucket[d]) if _is_unnamed(v, axis) else d
-                groups.setdefault(equal, {})[d] = np.shape(padded[v.name])[axis]
+    shapes = [(v.shape or (), np.shape(padded[v.name])) for v in graph.inputs if v.name in padded]
+    want = {d: n for declared, shape in shapes for d, n in zip(declared, shape, strict=True) if d in extents}
+    groups = [{str(d): want[d] for d in group if d in want} for group in equal_extents(extents, bucket)]
     lists = lengths_of_lists(graph)
     plain = _output_shapes(graph, values, {})
-    changed = [(next(iter(sizes)), sizes, _output_shapes(graph, values, sizes)) for sizes in groups.values()]
+    changed = [(next(iter(sizes)), sizes, _output_shapes(graph, values, sizes)) for sizes in groups if sizes]
 
     def followed(name: str, axis: int) -> str | None:
         extent = plain[name][axis]
@@ -132,6 +129,15 @@ def _output_shapes(graph: Graph, values: Mapping[str, Any], sizes: Mapping[str, 
     abstract = abstract_values(replace(graph, inputs=tuple(inputs)), extents)
     read = {v.name: lists.get(v.name, v.name) for v in graph.outputs}
     return {n: abstract[value].shape for n, value in read.items() if value in abstract}
+
+
+def equal_extents(extents: Mapping[str, int], bucket: Mapping[str, Sequence[int]]) -> tuple[tuple[str, ...], ...]:
+    """The padded variables, those of equal sizes and extents in one group: they may be one dimension."""
+    groups = dict[Any, tuple[str, ...]]()
+    for name, extent in extents.items():
+        key = (extent, *bucket[name])
+        groups[key] = (*groups.get(key, ()), name)
+    return tuple(groups.values())
 
 
 def pad(
@@ -178,14 +184,24 @@ def _is_unnamed(value: ValueInfo, axis: int) -> bool:
 
 
 @contextmanager
-def blaming_padding(extents: Mapping[str, int]) -> Iterator[None]:
-    """Raises operator errors as BucketError: inputs are padded."""
+def blaming_padding(
+    inputs: Sequence[ValueInfo],
+    values: Mapping[str, Any],
+    bucket: Mapping[str, Sequence[int]],
+    extents: Mapping[str, int],
+) -> Iterator[None]:
+    """Raises operator errors as BucketError: inputs are padded. Arguments as ``pad`` takes and returns them."""
     try:
         yield
     except OperatorError as e:
-        raise BucketError(
-            f"{e}\nbucket= pads {_quoted(extents)}: remove from bucket= the variables that the model does not mask"
-        ) from e
+        equal = dict[str, list[int]]()
+        for v in named_dims(inputs):
+            for name, extent in zip(v.shape or (), np.shape(values[v.name]), strict=True):
+                if isinstance(name, str) and name not in bucket and extent in extents.values():
+                    equal[name] = next(list(bucket[n]) for n, have in extents.items() if have == extent)
+        also = f" and not {_quoted(equal)}, of equal extent: add {equal} to bucket=, or" if equal else ":"
+        fix = "remove from bucket= the variables that the model does not mask"
+        raise BucketError(f"{e}\nbucket= pads {_quoted(extents)}{also} {fix}") from e
 
 
 def unpad(outputs: Sequence[ValueInfo], results: tuple[Any, ...], extents: Mapping[str, int]) -> tuple[Any, ...]:
@@ -305,8 +321,8 @@ def _is_finite(result: Any) -> bool:
     return all(bool(np.isfinite(v).all()) for v in arrays if jnp.issubdtype(v.dtype, jnp.inexact))
 
 
-def _quoted(extents: Mapping[str, int]) -> str:
-    return ", ".join(map(repr, extents))
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))
 
 
 def is_close(ours: Any, want: Any) -> bool:

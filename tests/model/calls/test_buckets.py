@@ -10,7 +10,7 @@ import pytest
 from onnx import helper
 
 import onnx2jax
-from onnx2jax.errors import BucketError, InputShapeError, InputTypeError, RecompilationWarning
+from onnx2jax.errors import BucketError, InputShapeError, InputTypeError, OperatorError, RecompilationWarning
 from onnx2jax.model.calls import buckets
 from tests.support.models import model, value
 
@@ -211,6 +211,20 @@ def test_dimensions_without_a_name_and_with_equal_sizes_are_equal() -> None:
     assert m(real(3, 4), real(3, 1)).shape == (3, 4)
     with pytest.raises(InputShapeError, match="equal sizes for 'x_0' and 'm_0', whose extents are 3 and 2"):
         m(real(3, 4), real(2, 1))  # which both are padded to 4
+
+
+def test_several_names_of_one_dimension_are_padded_together() -> None:
+    """The output has a name of its own, and padding one alone breaks the node."""
+    proto = model([node("Add", "x m")], [value("x", F, ["b", 4]), value("m", F, ["c", 4])], [value("y", F, ["d", 4])])
+    x, m = real(3, 4), real(3, 4)
+    said = r"pads 'b' and not 'c', of equal extent: add \{'c': \[4, 8\]\} to bucket="
+    with pytest.raises(BucketError, match=said):
+        onnx2jax.convert(proto, bucket={"b": [4, 8]})(x, m)
+    both = onnx2jax.convert(proto, bucket={"b": [4, 8], "c": [4, 8]})
+    np.testing.assert_allclose(both(x, m), x + m)
+    assert both(x[:2], m[:2]).shape == (2, 4) and both.compilations == 1
+    with pytest.raises(OperatorError, match=r"shapes \(3, 4\) and \(2, 4\) do not broadcast"):
+        both(x, m[:2])  # which both are padded to 4
 
 
 def test_constant_inputs_do_not_verify_padding() -> None:
