@@ -21,7 +21,7 @@ from ..ops.arrays import is_traced
 from ..proto.origin import Origin
 from ..proto.types import ValueInfo
 from ..sharding.processes import equal_arguments, one_seed
-from .calls import arguments, buckets
+from .calls import arguments, buckets, misfits
 from .calls.outputs import as_outputs, bundled, positions, unshared
 from .files.exports import Exports
 from .options import Options
@@ -159,7 +159,7 @@ class Model(Views, Exports):
             with compat.enable_x64(), compat.outside() if is_known else nullcontext():
 
                 def bind() -> tuple[dict[str, Any], Any]:
-                    bound = arguments.bind(self.inputs, self.optional, (), feeds, self.settings.dtype)
+                    bound = self._checked((), feeds)
                     return bound, None if rng is None else arguments.as_key(rng)
 
                 inputs, key = equal_arguments(self._mesh, "a run of the model", bind)
@@ -322,8 +322,12 @@ class Model(Views, Exports):
             )
         if rng is not None and not arguments.is_key(rng) and "rng" in {*self.optional, *(v.name for v in self.inputs)}:
             named, rng = {**named, "rng": rng}, None
-        values = arguments.bind(self.inputs, self.optional, args, named, self.settings.dtype)
-        return values, None if rng is None else arguments.as_key(rng)
+        return self._checked(args, named), None if rng is None else arguments.as_key(rng)
+
+    def _checked(self, args: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+        """The inputs by name, checked."""
+        fix = partial(misfits.of_options, self.spec.called.inputs, self.spec.options.rebatch)
+        return arguments.bind(self.inputs, self.optional, args, named, self.settings.dtype, fix)
 
     @property
     def _mesh(self) -> Mesh | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from onnx import helper
 
 import onnx2jax
-from onnx2jax.errors import InputError, InputNameError, InputTypeError, InputValueError
+from onnx2jax.errors import InputError, InputNameError, InputShapeError, InputTypeError, InputValueError
 from tests.support.models import mlp, model, value
 
 F = np.float32
@@ -53,6 +54,28 @@ def test_dimensions_without_a_name_are_listed(keyword: str) -> None:
         InputNameError, match=r"names \['batch'\]; the model's dimension variables are \['x_0', 'x_2'\]$"
     ):
         onnx2jax.convert(relu([None, 3, None]), **{keyword: given})
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "fix"),
+    [
+        (
+            ["n", 3],
+            {"dims": {"n": 2}, "rebatch": {"x": 0, "y": 0}},
+            "; dims= fixes 'n': for other extents convert without it",
+        ),
+        ([None, 3], {"dims": {"x_0": 2}}, "; dims= fixes 'x_0': for other extents convert without it"),
+        ([2, 3], {}, "; for other batch sizes: convert(..., rebatch=True)"),
+        ([2, 3], {"rebatch": {"z": 0}}, "; for other batch sizes: convert(..., rebatch={'z': 0, 'x': 0})"),
+    ],
+)
+def test_another_batch_size_is_freed_by_the_option_that_fixes_it(
+    shape: list[Any], options: dict[str, Any], fix: str
+) -> None:
+    ends = [value("x", F, shape), value("z", F, [2, 3])], [value("y", F, [2, 3])]
+    m = onnx2jax.convert(model([helper.make_node("Add", ["x", "z"], ["y"])], *ends), **options)
+    with pytest.raises(InputShapeError, match=rf"but 4 is given: shape \[4, 3\]{re.escape(fix)}$"):
+        m(np.ones((4, 3), F), np.ones((2, 3), F))
 
 
 def test_buckets_for_a_model_of_a_fixed_batch_size() -> None:

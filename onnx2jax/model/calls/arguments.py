@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,12 @@ from ...ir.casts import NARROWER
 from ...ops.arrays import is_traced
 from ...proto.mapped import owned
 from ...proto.types import MapType, OptionalType, SequenceType, TensorType, ValueInfo
-from .misfits import of_extents, of_rank, of_table
+from .misfits import of_extents, of_options, of_rank, of_table
+
+Fix = Callable[[str, Sequence[Any], int], str]
+"""The end of a message about an input, of a declared shape, that is given with another extent along an axis."""
+OF_FILE: Final[Fix] = partial(of_options, (), False)
+"""Where no option of ``convert`` fixed the extent."""
 
 
 def bind(
@@ -29,6 +35,7 @@ def bind(
     args: Sequence[Any],
     named: Mapping[str, Any],
     dtype: np.dtype | None = None,
+    fix: Fix = OF_FILE,
 ) -> dict[str, Any]:
     """Arguments by input name, checked.
 
@@ -39,6 +46,7 @@ def bind(
         named: arguments by name.
         dtype: the type in which the model computes, which arrays for float32 inputs may have, too; arrays for float64
             inputs may have a narrower one in a model that computes in float64.
+        fix: what a message about an extent proposes.
 
     Raises:
         InputNameError, InputTypeError, InputShapeError: the arguments do not match the inputs.
@@ -46,11 +54,11 @@ def bind(
     feeds = by_name(inputs, optional, args, named)
     missing = [v.name for v in inputs if v.name not in feeds]
     if missing:
-        fix = of_table(inputs, args)
-        raise _mismatch(inputs, f"input{'s' * (len(missing) > 1)} {', '.join(map(repr, missing))} not given", fix)
+        table = of_table(inputs, args)
+        raise _mismatch(inputs, f"input{'s' * (len(missing) > 1)} {', '.join(map(repr, missing))} not given", table)
     declared = {v.name: v for v in inputs} | dict(optional)
     extents: dict[str, tuple[Any, str]] = {}
-    return {name: _checked(declared[name], value, extents, dtype) for name, value in feeds.items()}
+    return {name: _checked(declared[name], value, extents, dtype, fix) for name, value in feeds.items()}
 
 
 def by_name(
@@ -107,7 +115,7 @@ def _given_as(kind: TensorType, value: Any, dtype: np.dtype | None) -> TensorTyp
 
 
 def _checked(
-    declared: ValueInfo, value: Any, extents: dict[str, tuple[Any, str]], dtype: np.dtype | None = None
+    declared: ValueInfo, value: Any, extents: dict[str, tuple[Any, str]], dtype: np.dtype | None, fix: Fix
 ) -> Any:
     kind = declared.type
     if isinstance(kind, OptionalType):
@@ -118,7 +126,9 @@ def _checked(
         if not isinstance(value, list | tuple):
             raise InputTypeError(f"input {declared} takes a list, not {type(value).__name__}")
         # Elements of a sequence may differ in extent, so its dimension variables are not compared.
-        return [_checked(ValueInfo(f"{declared.name}[{i}]", kind.element), v, {}, dtype) for i, v in enumerate(value)]
+        return [
+            _checked(ValueInfo(f"{declared.name}[{i}]", kind.element), v, {}, dtype, fix) for i, v in enumerate(value)
+        ]
     if isinstance(kind, MapType):
         if not isinstance(value, Mapping):
             raise InputTypeError(f"input {declared} takes a dict, not {type(value).__name__}")
@@ -142,7 +152,7 @@ def _checked(
         return value
     array = _as_array(declared, kind if dtype is None else _given_as(kind, value, dtype), value)
     if kind.shape is not None:
-        _check_shape(declared, kind.shape, array.shape, extents)
+        _check_shape(declared, kind.shape, array.shape, extents, fix)
     return array
 
 
@@ -359,7 +369,11 @@ def from_python(declared: ValueInfo, kind: TensorType, value: Any) -> np.ndarray
 
 
 def _check_shape(
-    declared: ValueInfo, wanted: tuple[Any, ...], shape: tuple[Any, ...], extents: dict[str, tuple[Any, str]]
+    declared: ValueInfo,
+    wanted: tuple[Any, ...],
+    shape: tuple[Any, ...],
+    extents: dict[str, tuple[Any, str]],
+    fix: Fix,
 ) -> None:
     if len(wanted) != len(shape):
         text = f"input {declared} has rank {len(wanted)}, not {len(shape)} as in shape {list(shape)}"
@@ -374,9 +388,7 @@ def _check_shape(
                     rule="SH-03",
                 )
         elif isinstance(want, int) and isinstance(have, int) and want != have:
-            fix = of_extents(declared.name, wanted, shape)
-            if not fix and axis == 0 and len(shape) > 1:
-                fix = "; for other batch sizes: convert(..., rebatch=True)"
+            end = of_extents(declared.name, wanted, shape) or fix(declared.name, wanted, axis)
             raise InputShapeError(
-                f"input {declared} has extent {want} on axis {axis}, but {have} is given: shape {list(shape)}{fix}"
+                f"input {declared} has extent {want} on axis {axis}, but {have} is given: shape {list(shape)}{end}"
             )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ...proto.types import TensorType, ValueInfo
+from .dims import named_dims
 
 
 def of_rank(name: str, wanted: Sequence[Any], shape: Sequence[Any]) -> str:
@@ -39,6 +40,27 @@ def of_extents(name: str, wanted: Sequence[Any], shape: Sequence[Any]) -> str:
         if len(axes) > 2 and _fits(wanted, axes):
             return f"; if the channels are {where}, move them: np.moveaxis({name}, {source}, {target})"
     return ""
+
+
+def of_options(
+    inputs: Sequence[ValueInfo], rebatch: bool | Mapping[str, int], name: str, wanted: Sequence[Any], axis: int
+) -> str:
+    """The fix for another extent, by an option of ``convert`` that fixed it or could free it.
+
+    Args:
+        inputs: the inputs without ``dims=``.
+        rebatch: as given to ``convert``.
+        name: the input.
+        wanted: its declared shape.
+        axis: the axis whose extent differs.
+    """
+    free = next((v.shape for v in named_dims(inputs) if v.name == name), None) or wanted
+    if len(free) == len(wanted) and isinstance(free[axis], str):
+        return f"; dims= fixes {free[axis]!r}: for other extents convert without it"
+    if axis or len(wanted) < 2 or rebatch is True:
+        return ""
+    axes = {**rebatch, name: 0} if rebatch else True
+    return f"; for other batch sizes: convert(..., rebatch={axes})"
 
 
 def of_table(inputs: Sequence[ValueInfo], values: Iterable[Any]) -> str:

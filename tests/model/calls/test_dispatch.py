@@ -42,9 +42,9 @@ def full_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[FullPath]:
     """Counts calls that bind their arguments: the fast path does not. ``convert`` binds fixed inputs, none here."""
     counter, bind = FullPath(), arguments.bind
 
-    def counting(inputs: Any, optional: Any, args: Any, named: Any, narrow: Any = None) -> Any:
+    def counting(inputs: Any, optional: Any, args: Any, named: Any, *options: Any) -> Any:
         counter.count += len(args) + len(named) > 0
-        return bind(inputs, optional, args, named, narrow)
+        return bind(inputs, optional, args, named, *options)
 
     monkeypatch.setattr(arguments, "bind", counting)
     yield counter
