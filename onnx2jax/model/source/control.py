@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import Any, Final
 
+import jax
 import numpy as np
 
 from ...eval.interpreter import FunctionCall
@@ -21,6 +22,23 @@ from .values import Value, constant, extent, packed
 def _merged(a: Value, b: Value) -> Value:
     """The type of a value that is one of two."""
     return Value(shape=a.shape if a.shape == b.shape else None, dtype=a.dtype if a.dtype == b.dtype else None)
+
+
+def _differ(a: Value, b: Value) -> bool:
+    """Whether two values are of different types in every call."""
+    if None not in (a.dtype, b.dtype) and a.dtype != b.dtype:
+        return True
+    if a.shape is None or b.shape is None:
+        return None not in (a.rank, b.rank) and a.rank != b.rank
+    return len(a.shape) != len(b.shape) or any(map(_never_equal, a.shape, b.shape))
+
+
+def _never_equal(m: Any, n: Any) -> bool:
+    """Whether two extents, which may be symbols, differ in every call."""
+    try:
+        return m != n and bool(m > n or m < n)
+    except jax.errors.InconclusiveDimensionOperation:
+        return False
 
 
 def if_(scope: Scope, node: Node) -> Sequence[Value]:
@@ -42,10 +60,13 @@ def if_(scope: Scope, node: Node) -> Sequence[Value]:
     types = [_merged(a, b) for a, b in zip(*branches, strict=True)]
     if condition.host:
         return scope.define(node, f"{then}() if {emitter.array(condition)} else {other}()", types, blocks)
-    if any(None not in (a.rank, b.rank) and a.rank != b.rank for a, b in zip(*branches, strict=True)):
-        raise unsupported(node, "its branches return values of different rank; give its condition to convert(static=)")
     origins = sources(scope.graph.nodes, node.inputs[:1]) if scope.graph.path == "" else set()
-    deciding = emitter.conditional[node.name] = [v.name for v in scope.graph.inputs if v.name in origins]
+    deciding = [v.name for v in scope.graph.inputs if v.name in origins]
+    if any(map(_differ, *branches)):
+        fixed = ", ".join(f"{n!r}: value" for n in deciding) or "..."
+        what = "its branches return values of different shapes or dtypes"
+        raise unsupported(node, f"{what}; fix its condition: convert(..., static={{{fixed}}})")
+    emitter.conditional[node.name] = deciding
     text = f"lax.cond({emitter.scalar(condition)}, {then}, {other})"
     return scope.define(node, text, types, blocks, deciding=deciding)
 

@@ -210,6 +210,9 @@ class Scope:
             if drops and (reader := reader_beside_scatters(self.graph, node)):
                 raise unsupported(node, f"its extent depends on values, and {reader} reads its result")
             text = called(call, self.emitter.imports, self.emitter.attributes, partial(self.key, node))
+            if (error := self.emitter.samples.untraceable) is not None:
+                why = str(error).splitlines()[0].partition(": the value must be known")[0]
+                raise unsupported(node, f"{why}. The model runs the node on the host")
             text += f"[:{len(types)}]" if len(types) > 1 and not is_evaluated else ""  # it may return more
             values = self.define(node, text, types, several=several, wide=node.op_type not in NARROW)
             return values if same is None else [same, *values[1:]]  # of a Dropout whose mask is an output
@@ -223,6 +226,7 @@ class Scope:
         Types that the file declares stand for results that could not be evaluated.
         """
         node = tried = call.node
+        self.emitter.samples.untraceable = None
         operands = {n: self.abstract.get(n, UNKNOWN) for n in node.reads}
         is_pad = (node.domain, node.op_type) == ("", "Pad") and "mode" in node.attributes
         if is_pad and type(operands[node.inputs[0]]) is not np.ndarray:  # of one shape in all modes

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax import lax
 
+from ...errors import KnownValueError
 from ...eval.abstract import UNKNOWN, Abstract, is_elementwise, is_extents
 from ...eval.interpreter import Context, Scope
 from ...eval.known_values import EXACT, Symbolic
@@ -62,6 +63,16 @@ class SampleExtents(Abstract):
     """An evaluation with sample extents, where symbols leave something open."""
 
     largest_known = math.inf
+    untraceable: KnownValueError | None = None
+    """Why a node cannot be traced, even where all extents are known."""
+
+    def results(self, node: Node, scope: Scope, context: Context) -> Sequence[Any]:
+        """The outputs of a node, as of ``Abstract``; notes why it cannot be traced."""
+        try:
+            return super().results(node, scope, context)
+        except KnownValueError as e:
+            self.untraceable = e
+            raise
 
 
 def sample_of(value: Value | None, sizes: Mapping[str, int]) -> Any:

@@ -272,6 +272,8 @@ def test_source_is_formatted_as_ruff_does(folder: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+BRANCHES = """r (bool c, float[{}] x) => (float[m] y) {{ y = If(c) <then_branch = t () => (float[a] u) {{ u = Neg(x) }},
+    else_branch = e () => (float[b] v) {{ v = Concat<axis = 0>(x, x) }}> }}"""
 REJECTED = {
     "a shape that depends on values": ("r (float[4] x) => (int64[k, n] y) { y = NonZero(x) }", "NonZero"),
     "strings": ("r (string[2] x) => (string[2] y) { y = Identity(x) }", "takes arrays of numbers"),
@@ -287,6 +289,14 @@ REJECTED = {
         { on = Identity(go) t = Add(s, s) row = Identity(t) }> }""",
         "number of its trips is computed from inputs",
     ),
+    "branches of different extents": (BRANCHES.format("4"), r"static={'c': value}"),
+    "branches of different free extents": (BRANCHES.format("n"), r"different shapes or dtypes; fix its condition"),
+    "strings in a branch": (
+        """r (bool c, float[4] x) => (float[4] y) { y = If(c) <then_branch = t () => (float[4] u)
+        { s = Cast<to = 8>(x) u = Cast<to = 1>(s) }, else_branch = e () => (float[4] v) { v = Neg(x) }> }""",
+        r"node 's' \(Cast.*JAX has no strings\. The model runs the node on the host",
+    ),
+    "strings inside": ("r (float[4] x) => (float[4] y) { s = Cast<to = 8>(x) y = Cast<to = 1>(s) }", "node 's'"),
 }
 
 
