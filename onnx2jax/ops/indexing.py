@@ -22,18 +22,19 @@ from .registry import Relative, Static, deprecated, op
 from .traced import difference, holds, terms, unfolded
 
 BOUNDS = "out-of-range indices raise if known; traced ones read NaN (integers: the extreme of their dtype)"
-_WRITES = "out-of-range indices raise if known; traced ones write nothing"
+WRITES = "out-of-range indices raise if known; traced ones write nothing"
 _LENGTHS = "lengths beyond the extent raise if known; traced ones read NaN; negative ones raise, or reverse nothing"
 
 INT32_MAX = 2**31 - 1
 
 
-def _check(indices, extent, axis, least=None):
-    """Raise ValueError for known indices outside [-extent, extent), or [least, extent)."""
+def check_indices(indices, extent, axis, least=None):
+    """Raise ValueError for known indices outside [-extent, extent), or [least, extent), of an axis or a named array."""
     if isinstance(extent, int) and isinstance(indices, np.ndarray) and indices.dtype != object and indices.size:
         low, high, least = int(indices.min()), int(indices.max()), -extent if least is None else least
         if low < least or high >= extent:
-            raise ValueError(f"indices ({low} to {high}) are outside [{least}, {extent - 1}] of axis {axis}")
+            where = axis if isinstance(axis, str) else f"axis {axis}"
+            raise ValueError(f"indices ({low} to {high}) are outside [{least}, {extent - 1}] of {where}")
 
 
 def in_32_bits(indices, extent):
@@ -130,7 +131,7 @@ def _lax_slice(data, bounds):
 def gather(data, indices, *, axis=0):
     axis = axis_of(axis, data.ndim)
     extent = data.shape[axis]
-    _check(indices, extent, axis)
+    check_indices(indices, extent, axis)
     if is_known([data, indices]):
         return data[(slice(None),) * axis + (indices, ...)]
     if is_known(indices) and isinstance(extent, int):
@@ -156,7 +157,7 @@ def _positions(data, indices, axis):
     sides = [pair for i, pair in enumerate(zip(indices.shape, data.shape, strict=False)) if i != axis]
     if indices.ndim != data.ndim or any(is_known(pair) and pair[0] > pair[1] for pair in sides):
         raise ValueError(f"indices {indices.shape} must not exceed data {data.shape} on axes other than {axis}")
-    _check(indices, data.shape[axis], axis)
+    check_indices(indices, data.shape[axis], axis)
     mesh = _mesh(indices.shape)
     mesh[axis] = indices
     return mesh
@@ -201,7 +202,7 @@ def _tuples(data, indices, batch_dims=0):
     if not match or not 0 <= batch_dims < min(data.ndim, indices.ndim):
         raise ValueError(f"indices {indices.shape} with batch_dims {batch_dims} do not match data {data.shape}")
     for i in range(depth):
-        _check(indices[..., i], data.shape[batch_dims + i], batch_dims + i)
+        check_indices(indices[..., i], data.shape[batch_dims + i], batch_dims + i)
     return [*_mesh(indices.shape[:-1])[:batch_dims], *(indices[..., i] for i in range(depth))]
 
 
@@ -282,7 +283,7 @@ def _is_slot(data, indices, axis, reduction):
     return indices.size > 1 and {i for i, n in enumerate(indices.shape) if n > 1} <= set(_repeated(indices))
 
 
-@op("ScatterElements", since=11, limits=_WRITES)
+@op("ScatterElements", since=11, limits=WRITES)
 def scatter_elements(data, indices, updates, *, axis=0, reduction: Reduction = "none"):
     check_shape("updates", updates, *indices.shape)
     axis = axis_of(axis, data.ndim)
@@ -297,7 +298,7 @@ def scatter_elements(data, indices, updates, *, axis=0, reduction: Reduction = "
     return write_slot(data, updates, at, axis, lambda data, updates: by_rows(data, indices, updates))
 
 
-@op("Scatter", since=9, limits=_WRITES)
+@op("Scatter", since=9, limits=WRITES)
 def scatter(data, indices, updates, *, axis=0):
     return scatter_elements(data, indices, updates, axis=axis)
 
@@ -305,14 +306,14 @@ def scatter(data, indices, updates, *, axis=0):
 deprecated("Scatter", since=11, instead="ScatterElements")
 
 
-@op("ScatterND", since=11, limits=_WRITES)
+@op("ScatterND", since=11, limits=WRITES)
 def scatter_nd(data, indices, updates, *, reduction: Reduction = "none"):
     index = _tuples(data, indices)
     check_shape("updates", updates, *indices.shape[:-1], *data.shape[len(index) :])
     return _put(data, index, updates, reduction)
 
 
-@op("TensorScatter", since=24, limits=_WRITES)
+@op("TensorScatter", since=24, limits=WRITES)
 def tensor_scatter(past_cache, update, write_indices=None, *, axis=-2, mode: Literal["linear", "circular"] = "linear"):
     """The cache with ``update`` written along ``axis``, each batch entry from its own write index on."""
     axis = axis_of(axis, past_cache.ndim)
@@ -324,7 +325,7 @@ def tensor_scatter(past_cache, update, write_indices=None, *, axis=-2, mode: Lit
     start = np.zeros(1, np.int64) if write_indices is None else write_indices
     positions = start[:, None] + _mesh((update.shape[axis],))[0]
     positions = positions % extent if mode == "circular" else positions
-    _check(positions, extent, axis)
+    check_indices(positions, extent, axis)
 
     def by_rows(cache, update):
         cache, update = (xp.moveaxis(t, axis, 1) for t in (cache, update))
@@ -362,7 +363,7 @@ def reverse_sequence(input, sequence_lens, *, batch_axis=1, time_axis=0):
     if {batch_axis, time_axis} != {0, 1} or input.ndim < 2:
         raise ValueError(f"batch_axis ({batch_axis}) and time_axis ({time_axis}) must be 0 and 1, or 1 and 0")
     check_shape("sequence_lens", sequence_lens, input.shape[batch_axis])
-    _check(sequence_lens, input.shape[time_axis] + 1, time_axis, least=0)
+    check_indices(sequence_lens, input.shape[time_axis] + 1, time_axis, least=0)
     batch, time = _mesh((input.shape[batch_axis], input.shape[time_axis]))
     lens = sequence_lens[:, None]
     time = xp.where(time < lens, lens - 1 - time, time)

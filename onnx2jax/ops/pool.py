@@ -15,7 +15,7 @@ from .. import compat
 from ..limits import POOL_TAPS, UNROLLED_TAPS
 from .arrays import HALF, argmax, dims, is_known, xp
 from .cast import is_float
-from .indexing import in_32_bits
+from .indexing import WRITES, check_indices, in_32_bits
 from .norm import root
 from .registry import Static, op, taking
 from .traced import unfolded
@@ -174,13 +174,15 @@ def _argmax_indices(x, y, window, order):
     return local + (row * x.shape[1] + column) * math.prod(extents)
 
 
-@op("MaxUnpool", since=9)
+@op("MaxUnpool", since=9, limits=WRITES)
 def max_unpool(X, I, output_shape: Static = None, *, kernel_shape, pads=None, strides=None):  # noqa: E741
     """Scatters each maximum to its index in an array of zeros; a larger output_shape adds zeros at the end."""
     window, x = window_of(X.shape[2:], kernel_shape, strides, pads), jnp.asarray(X)
     image = [(n - 1) * s - sum(p) + k for n, k, s, p, _ in window.along(X.shape[2:])]
     flat = jnp.zeros(math.prod((*x.shape[:2], *image)), x.dtype)
-    index = in_32_bits(jnp.asarray(unfolded(I)).reshape(-1), flat.size)
+    check_indices(I, flat.size, "the flattened output", least=0)
+    index = jnp.asarray(unfolded(I)).reshape(-1)
+    index = in_32_bits(jnp.where(index < 0, flat.size, index), flat.size)  # from the end in JAX, invalid in ONNX
     y = flat.at[index].set(x.reshape(-1), mode="drop").reshape(*x.shape[:2], *image)
     target = y.shape if output_shape is None else dims(output_shape)
     return lax.pad(y, np.zeros((), x.dtype), [(0, n - m, 0) for n, m in zip(target, y.shape, strict=True)])

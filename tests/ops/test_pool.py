@@ -73,6 +73,17 @@ def test_unpooling_undoes_pooling():
     np.testing.assert_array_equal(wide, np.pad(back, ((0, 0), (0, 0), (0, 1), (0, 2))))
 
 
+@pytest.mark.parametrize("index", [-1, -16, -100, 16])
+def test_unpooling_writes_nothing_out_of_range(index):
+    """As onnxruntime, which raises; a compiled function cannot."""
+    x, places = np.float32([[[[1, 2], [3, 4]]]]), np.array([[[[0, 3], [8, index]]]])
+    window: Any = {"kernel_shape": [2, 2], "strides": [2, 2]}
+    with pytest.raises(ValueError, match=r"are outside \[0, 15\] of the flattened output"):
+        run_op("MaxUnpool", x, places, **window)
+    traced = jax.jit(lambda places: run_op("MaxUnpool", x, places, **window))(places)
+    np.testing.assert_array_equal(np.ravel(traced), [1, 0, 0, 2, 0, 0, 0, 0, 3, *[0] * 7])
+
+
 @pytest.mark.parametrize(
     "geometry", [((3, 2), (2, 1), (1, 1), ((1, 1), (0, 1))), ((2, 2), (1, 2), (2, 1), ((0, 0),) * 2)]
 )
