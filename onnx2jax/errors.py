@@ -275,6 +275,10 @@ class ZeroGradientWarning(UserWarning):
     """Trained weights get zero gradients, because every path to the outputs passes a rounding node."""
 
 
+class NaNLossWarning(UserWarning):
+    """A training step has a loss that is NaN, and its parameters may be NaN from there on."""
+
+
 class AdapterWarning(UserWarning):
     """Adapters for all linear maps leave out many of a network's weights, which are of other layers."""
 

@@ -20,6 +20,7 @@ from ..progress import stage
 from ..proto.types import ValueInfo
 from ..training.checkpoint import load_checkpoint, save_checkpoint
 from ..training.finetune import FineTuning
+from ..training.loss_watch import LossWatch
 from ..training.progress_bar import bar
 from ..training.training_model import TrainingModel
 from .inputs import load
@@ -80,9 +81,10 @@ def do_train(arguments: Arguments) -> None:
     if arguments.resume:
         state, position = load_checkpoint(arguments.checkpoint, state)
         begin = position["epoch"]
-    epochs = []
+    epochs, watch = [], LossWatch()
     for epoch in range(begin, arguments.epochs):
-        state, metrics = _epoch(training.step, state, data, size, (arguments.seed, epoch), f"epoch {epoch + 1}")
+        seed, what = (arguments.seed, epoch), f"epoch {epoch + 1}"
+        state, metrics = _epoch(training.step, state, data, size, seed, what, watch)
         epochs.append({"epoch": epoch + 1, **metrics})
         if not arguments.json:
             numbers = "  ".join(f"{n} {v:.4g}" for n, v in metrics.items())
@@ -208,17 +210,24 @@ def _samples(data: Mapping[str, np.ndarray]) -> int:
 
 
 def _epoch(
-    step: Callable[..., Any], state: Any, data: Mapping[str, np.ndarray], size: int, seed: tuple[int, int], what: str
+    step: Callable[..., Any],
+    state: Any,
+    data: Mapping[str, np.ndarray],
+    size: int,
+    seed: tuple[int, int],
+    what: str,
+    watch: LossWatch,
 ) -> tuple[Any, dict[str, float]]:
     """The state after an epoch, and the means of its metrics; its seed shuffles, so that resumed runs go on alike."""
     order = np.random.default_rng(seed).permutation(_samples(data))
     batches = order[: len(order) // size * size].reshape(-1, size)
     history = []
-    with bar(None, len(batches)) as show:
+    with bar(None, len(batches)) as show, watch:
         for indices in batches:
             state, metrics = step(state, {n: v[indices] for n, v in data.items()})
             metrics = {n: v for n, v in metrics.items() if np.size(v) == 1 and jnp.issubdtype(v.dtype, jnp.floating)}
             show(metrics)
+            watch(metrics)
             history.append(metrics)
     if not metrics:
         note(f"{what}: the training step returns no scalar metrics")

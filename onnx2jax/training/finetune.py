@@ -30,6 +30,7 @@ from .checkpoint import load_checkpoint, save_checkpoint
 from .decoders import check_targets, next_token_loss
 from .engine import CompiledStep, FineTuningState, TrainingEngine, check_not_donated, summary
 from .form import select_outputs, stored_in, training_form
+from .loss_watch import LossWatch
 from .objective import (
     Arrays,
     Metrics,
@@ -343,6 +344,9 @@ class FineTuning(TrainingEngine):
         Yields:
             ``(state, metrics)`` after each step. Dispatch is asynchronous; reading a metric waits for it.
 
+        Warns:
+            NaNLossWarning: the loss of a step is NaN; once, as soon as it has been computed.
+
         >>> import numpy as np, onnx2jax, optax
         >>> model = onnx2jax.convert(onnx2jax.demo_model())
         >>> tuned = onnx2jax.finetune(model, lambda logits, batch: (logits**2).mean(), optax.sgd(0.1))
@@ -353,10 +357,11 @@ class FineTuning(TrainingEngine):
         """
         state = self.init() if state is None else state
         size = len(batches) if isinstance(batches, Sized) else None
-        with bar(progress, size if total is None else total) as show:
+        with bar(progress, size if total is None else total) as show, LossWatch() as watch:
             for batch in batches:
                 state, metrics = self.step(state, batch)
                 show(metrics)
+                watch(metrics)
                 yield Progress(state, metrics)
 
     def __repr__(self) -> str:

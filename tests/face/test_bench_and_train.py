@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,16 @@ def test_mean_squares_and_adapters(capsys: Capture, tmp_path: Path) -> None:
     arguments = ["train", str(tmp_path / "m.onnx"), str(tmp_path / "d.npz"), str(tmp_path / "t.onnx")]
     assert cli.main([*arguments, "--loss", "mse", "--lora", "1", "--optimizer", "sgd", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["epochs"][0]["loss"] > 0
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_loss_that_is_nan_is_noted_once_with_its_step(capsys: Capture, tmp_path: Path) -> None:
+    images = np.zeros((32, 64), np.float32)
+    images[0, 0] = np.nan
+    np.savez(tmp_path / "d.npz", image=images, label=np.full(32, 3))
+    command = ["train", str(demo_training_model()), str(tmp_path / "d.npz"), str(tmp_path / "t.onnx"), "--epochs", "2"]
+    assert cli.main(command) == 0
+    assert re.findall("warning: .* is NaN in step (.):", capsys.readouterr().err) == ["1"]
 
 
 @pytest.mark.usefixtures("standard_promotion")

@@ -24,6 +24,7 @@ from onnx2jax.errors import (
     InputTypeError,
     KnownValueError,
     LossError,
+    NaNLossWarning,
     ShardingError,
     TrainingFormError,
 )
@@ -251,6 +252,16 @@ def test_fit_yields_each_step_and_may_be_left_early() -> None:
             break
     assert state.step == 4
     assert tuned.evaluate(state, BATCH)["loss"] < losses[3] + 1e-6
+
+
+def test_a_loss_that_is_nan_is_warned_of_once_with_its_step() -> None:
+    tuned, damaged = tuning(), BATCH | {"x": np.full_like(BATCH["x"], np.nan)}
+    with pytest.warns(NaNLossWarning, match="loss is NaN in step 3: its batch has NaN") as warned:
+        list(tuned.fit([BATCH, BATCH, damaged, BATCH]))
+    assert len(warned) == 1 and warned[0].filename == __file__
+    with pytest.warns(NaNLossWarning, match="in step 1"):
+        for _ in tuned.fit([damaged] * 2):
+            break
 
 
 def test_the_progress_bar_shows_steps_and_metrics(capsys: pytest.CaptureFixture[str]) -> None:
