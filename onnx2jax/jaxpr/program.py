@@ -24,8 +24,6 @@ from ..compat.jaxprs import ClosedJaxpr, Literal, Var, evaluated, transpose
 from ..ops.conv_rules import Problem
 from ..ops.window import Window
 
-Branch = Callable[["Equation"], int | None]
-"""Chooses one of the branches of a choice by platform; None leaves it a choice."""
 Opens = Callable[["Equation", Sequence[Any]], bool]
 """Whether a call is inlined, given the variables among its operands."""
 CALLS: Final = {
@@ -188,15 +186,15 @@ class Program:
         """Whether it does more than compute its outputs, such as printing."""
         return bool(self._jax.effects)
 
-    def inlined(self, branch: Branch | None = None, opens: Opens = lambda _equation, _operands: True) -> Program:
+    def inlined(self, opens: Opens = lambda _equation, _operands: True) -> Program:
         """The program with the equations of inner calls in their place, without those that nothing reads.
 
-        ``branch`` and ``opens`` as for ``inline``.
+        ``opens`` as for ``inline``.
         """
         if not any(e.name in CALLS or is_platform_choice(e) for e in self.equations):
             return self.replace(equations=needed(self.equations, self.outputs))
         names, constants = dict[Any, Any](), dict(self.constants)
-        equations = [*inline(self.equations, names, constants, branch or branch_for(self.platform), opens)]
+        equations = [*inline(self.equations, names, constants, self.platform, opens)]
         outputs = [substitute(v, names) for v in self.outputs]
         return self.replace(equations=needed(equations, outputs), outputs=outputs, constants=constants)
 
@@ -299,7 +297,7 @@ def inline(
     equations: Sequence[Equation],
     names: dict[Any, Any],
     constants: dict[Any, Any],
-    branch: Branch,
+    platform: str,
     opens: Opens = lambda _equation, _operands: True,
     around: Any = None,
 ) -> Iterator[Equation]:
@@ -309,14 +307,14 @@ def inline(
         equations: of a program.
         names: what replaces a variable of the program; filled meanwhile.
         constants: values of variables that inner programs close over; filled meanwhile.
-        branch: which branch of a choice by platform is taken, if any.
+        platform: whose branch of a choice by platform is taken.
         opens: whether a call is inlined, given these variables.
         around: the scope of names around the equations.
     """
     for equation in equations:
         scope = equation.scope if around is None else around + equation.scope
         operands = [substitute(v, names) for v in equation.inputs]
-        callee = _callee(equation, operands, opens, branch)
+        callee = _callee(equation, operands, opens, platform)
         if callee is None:
             results = [new_variable(v) for v in equation.outputs]  # an inner program can occur twice
             names.update(zip(equation.outputs, results, strict=True))
@@ -327,15 +325,14 @@ def inline(
         closed_over = {v: new_variable(v) for v in program.constants}
         constants.update((closed_over[v], value) for v, value in program.constants.items())
         within = closed_over | dict(zip(program.inputs, operands, strict=True))
-        yield from inline(program.equations, within, constants, branch, opens, scope)
+        yield from inline(program.equations, within, constants, platform, opens, scope)
         names.update(zip(equation.outputs, (substitute(v, within) for v in program.outputs), strict=True))
 
 
-def _callee(equation: Equation, operands: list[Any], opens: Opens, branch: Branch) -> tuple[Program, list[Any]] | None:
+def _callee(equation: Equation, operands: list[Any], opens: Opens, platform: str) -> tuple[Program, list[Any]] | None:
     """The program that an equation calls, and its operands; None where it calls none, or that is not opened."""
     if is_platform_choice(equation):
-        chosen = branch(equation)
-        return None if chosen is None else (Program.of(equation.params["branches"][chosen]), operands[1:])
+        return Program.of(equation.params["branches"][_branch(equation, platform)]), operands[1:]
     if equation.name in CALLS and opens(equation, variables(operands)):
         return Program.of(equation.params[CALLS[equation.name]]), operands
     return None
@@ -346,15 +343,11 @@ def is_platform_choice(equation: Equation) -> bool:
     return equation.name == "cond" and bool(equation.params.get("branches_platforms"))
 
 
-def branch_for(platform: str) -> Callable[[Equation], int]:
-    """Chooses the branch that a platform takes."""
-
-    def branch(equation: Equation) -> int:
-        platforms = equation.params["branches_platforms"]
-        index = next((i for i, names in enumerate(platforms) if names and platform in names), None)
-        return int(platforms.index(None)) if index is None else index
-
-    return branch
+def _branch(equation: Equation, platform: str) -> int:
+    """The branch of a choice that a platform takes."""
+    platforms = equation.params["branches_platforms"]
+    index = next((i for i, names in enumerate(platforms) if names and platform in names), None)
+    return int(platforms.index(None)) if index is None else index
 
 
 def expand(
@@ -378,7 +371,7 @@ def splice(
 ) -> list[Equation]:
     """The equations of a program with these operands, whose result becomes that of an equation."""
     names = dict(zip(program.inputs, operands, strict=True))
-    equations = [*inline(program.equations, names, constants, branch_for(program.platform))]
+    equations = [*inline(program.equations, names, constants, program.platform)]
     constants.update(program.constants)
     (output,), result = equation.outputs, substitute(program.outputs[0], names)
     return [
@@ -412,7 +405,7 @@ def portable(function: F) -> F:
         with compat.enable_x64():
             traced = jax.make_jaxpr(lambda *xs: function(*jax.tree.unflatten(structure, xs)), return_shape=True)
             closed, shapes = traced(*leaves)
-            results = as_function(Program.of(closed).inlined(branch_for("")).closed())(*leaves)
+            results = as_function(Program.of(closed, platform="").inlined().closed())(*leaves)
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
     return cast(F, call)

@@ -31,7 +31,6 @@ from ..jaxpr.program import (
     Equation,
     Program,
     as_function,
-    branch_for,
     is_literal,
     literal_value,
     nbytes,
@@ -137,7 +136,7 @@ def sections_of(
         donated: positions of flat arguments, parameters left out, that calls overwrite.
         store: keeps the compiled programs.
     """
-    program = Program.of(traced.jaxpr, len(names)).inlined(branch_for(options.platform), _calls_layers)
+    program = Program.of(traced.jaxpr, len(names), options.platform).inlined(_calls_layers)
     program, layers = _with_read_operands(program)
     if len(layers) == len({*layers.values()}) or program.effects or _has_large_between(program):
         return None

@@ -22,7 +22,7 @@ import numpy as np
 from ....limits import MOST_GROWTH, SMALL_GROWTH
 from ....proto.mapped import load
 from ...const_eval import Step, can_evaluate
-from ...program import Equation, Program, branch_for, inline, nbytes, substitute, variables
+from ...program import Equation, Program, inline, nbytes, substitute, variables
 
 CHEAP: Final = frozenset({"broadcast_in_dim", "iota", "pad", "reshape", "slice", "split", "squeeze"})
 """Not hoisted: inside the program they fuse with their consumers, and cost less than their results as arguments."""
@@ -176,7 +176,7 @@ def parameter_only(
     def opens(_equation: Equation, operands: Sequence[Any]) -> bool:
         return any(map(is_known, operands))
 
-    for equation in inline(program.equations, names, constants, branch_for(program.platform), opens):
+    for equation in inline(program.equations, names, constants, program.platform, opens):
         is_early = all(map(is_known, variables(equation.inputs))) and can_evaluate(equation)
         if is_early:
             known.update(equation.outputs)
