@@ -281,9 +281,7 @@ def _attend(
     if sink is not None:
         column = jnp.broadcast_to(grouped(sink), (*logits.shape[:-1], 1))
         logits = jnp.concatenate([logits, column.astype(logits.dtype)], axis=-1)
-    weights = softmax(logits, axes=(logits.ndim - 1,), empty=empty and bool(biases or masks))[..., : shape[3]].astype(
-        q.dtype
-    )
+    weights = softmax(logits, axes=(logits.ndim - 1,), empty=empty)[..., : shape[3]].astype(q.dtype)
     read, ends = values
     y = _weigh(weights, v, None if read is None else rows(read), ends).reshape(*shape[:3], v.shape[3])
     return y, tuple(scores.reshape(shape) for scores in (raw, capped, biased, masked, weights))
@@ -338,7 +336,6 @@ def attention(
     past = offset if is_causal and isinstance(offset, int) else None
     y, (raw, capped, _, scores, weights) = attend(
         q, k, v, scale=scale, softcap=softcap, biases=[bias], masks=masks, past=past, dtype=Q.dtype,
-        empty=past is None or attn_mask is not None or left_window_size >= 0,
         precision=softmax_precision and to_dtype(softmax_precision, "softmax_precision"), keep_scores=n_outputs > 3,
     )  # fmt: skip
     return y if Q.ndim == 4 else merged(y), k, v, (raw, capped, scores, weights)[qk_matmul_output_mode]
