@@ -11,6 +11,7 @@ from typing import Any, Final
 import jax.numpy as jnp
 import numpy as np
 
+from .. import compat
 from ..errors import UnsupportedError
 from ..model.caches import ROLES
 from ..model.model import Model
@@ -69,7 +70,8 @@ class Embedding:
     def __call__(self, params: Mapping[str, Any], tokens: Any) -> Any:
         """Embeddings [batch, count, size] of tokens int[batch, count]; traceable."""
         if self.lookup is None:
-            return jnp.asarray(self.function(tokens))
+            with compat.on_platform(""):  # JAX keeps the traces of jitted functions for other callers
+                return jnp.asarray(self.function(tokens))
         rows = {n.removeprefix(PREFIX): v for n, v in params.items() if n.startswith(PREFIX)}
         return self.lookup.apply(rows, **{self._tokens: tokens.astype(self._dtype)})
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import GetAttrKey
 
+from .. import compat
 from ..errors import InputTypeError, InputValueError, known_keywords
 from ..ops.arrays import is_traced
 
@@ -82,7 +83,8 @@ class UserFunction:
             InputValueError: it returns no array.
         """
         try:
-            result = self.function(first, second)
+            with compat.on_platform(""):  # JAX keeps the traces of jitted functions for other callers
+                result = self.function(first, second)
         except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
             raise InputTypeError(
                 f"{self} needs the value of an array, and it is traced into the compiled loop. Write it in pure JAX: "

@@ -14,7 +14,7 @@ import onnx
 import pytest
 
 import onnx2jax
-from onnx2jax import Decoder
+from onnx2jax import Decoder, compat
 from onnx2jax.errors import InputNameError, UnsupportedError
 from tests.generation.families import IMAGE, vision_language
 from tests.support.decoders import HIDDEN, File, by_onnxruntime
@@ -75,9 +75,16 @@ def test_tokens_alone(decoder: Decoder) -> None:
 
 
 def test_a_function_of_tokens(decoder: Decoder) -> None:
-    table = jnp.asarray(decoder.params["embed/embedding"])
-    own = onnx2jax.decoder(onnx2jax.convert(FILE.proto), embed=lambda tokens: table[tokens])
+    """It is traced for all platforms: if it is jitted, JAX keeps the trace for other callers."""
+    table, platforms = jnp.asarray(decoder.params["embed/embedding"]), set[str]()
+
+    def embed(tokens: Any) -> Any:
+        platforms.add(compat.platform())
+        return table[tokens]
+
+    own = onnx2jax.decoder(onnx2jax.convert(FILE.proto), embed=embed)
     assert own.generate([5, 3, 17], 5).texts() == [wanted([5, 3, 17], np.zeros((0, HIDDEN), np.float32), 5)]
+    assert platforms == {""}
 
 
 def test_prefill_takes_embeddings(decoder: Decoder) -> None:

@@ -17,7 +17,7 @@ import pytest
 from onnx import numpy_helper
 
 import onnx2jax
-from onnx2jax import Decoder, Sampling
+from onnx2jax import Decoder, Sampling, compat
 from onnx2jax.errors import (
     CacheError,
     InputError,
@@ -166,11 +166,16 @@ def test_several_continuations_share_a_read_prompt(decoder: Decoder) -> None:
 
 
 def test_a_sampling_function(decoder: Decoder) -> None:
+    """It is traced for all platforms: if it is jitted, JAX keeps the trace for other callers."""
+    platforms = set[str]()
+
     def unlikeliest(row: jax.Array, key: jax.Array) -> jax.Array:  # noqa: ARG001
+        platforms.add(compat.platform())
         return jnp.argmin(row, axis=-1)
 
     (token,) = decoder.generate(Q, 1, sampling=unlikeliest).texts()[0]
     assert token == int(logits(STYLE, Q, 1).argmin())
+    assert platforms == {""}
 
 
 def test_threads_share_a_decoder(decoder: Decoder) -> None:
