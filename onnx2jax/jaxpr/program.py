@@ -94,19 +94,23 @@ class Equation:
         every = (v for value in self.params.values() for v in (value if isinstance(value, tuple | list) else (value,)))
         return [Program.of(v) for v in every if hasattr(getattr(v, "jaxpr", v), "eqns")]
 
-    def with_inner(self, rewrite: Callable[[Program], Program]) -> Equation:
-        """The equation with the programs among its parameters rewritten, unless they would need room for constants."""
+    def with_inner(self, rewrite: Callable[[Program], Program], done: dict[int, Any]) -> Equation:
+        """The equation with the programs among its parameters rewritten, unless they would need room for constants.
+
+        ``done`` has what became of each, by id: calls of one program are still of one.
+        """
 
         def changed(value: Any) -> Any:
             if type(value) in (tuple, list):
                 return type(value)(map(changed, value))
             if not hasattr(getattr(value, "jaxpr", value), "eqns"):
                 return value
-            program = Program.of(value)
-            if (new := rewrite(program)) is program:
-                return value
-            closed = new.closed()
-            return closed if isinstance(value, ClosedJaxpr) else value if closed.consts else closed.jaxpr
+            if id(value) not in done:
+                program = Program.of(value)
+                closed = value if (new := rewrite(program)) is program else new.closed()
+                has_room = isinstance(value, ClosedJaxpr) or closed is value
+                done[id(value)] = closed if has_room else value if closed.consts else closed.jaxpr
+            return done[id(value)]
 
         return self.replace(**{n: changed(v) for n, v in self.params.items()}) if self.inner else self
 

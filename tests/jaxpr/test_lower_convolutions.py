@@ -54,6 +54,14 @@ def test_in_a_loop_too() -> None:
     np.testing.assert_allclose(after, before, rtol=1e-4, atol=1e-4)
 
 
+def test_calls_of_one_function_are_still_of_one() -> None:
+    """Else XLA would compile what each call runs."""
+    twice = jax.jit(convolved)
+    closed = rewritten(lower, traced(lambda w, x: twice(w, twice(w, x)), W, X))
+    first, second = (e.params["jaxpr"] for e in closed.jaxpr.eqns)
+    assert first is second and CHANNELS_FIRST not in convolutions(closed)
+
+
 def test_what_is_lowered_stays() -> None:
     """The exact form of Winograd's algorithm is not computed by it again."""
     closed = rewritten(lower, traced(convolved, f32(128, 128, 3, 3), f32(1, 128, 28, 28)))

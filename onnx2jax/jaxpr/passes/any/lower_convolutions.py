@@ -28,16 +28,16 @@ from ...program import Equation, Program, expand
 
 def lower(program: Program) -> Program:
     """The program with its convolutions lowered, in inner programs, too; the same object where it has none."""
-    return _lowered(program, program.platform)
+    return _lowered(program, program.platform, {})
 
 
-def _lowered(program: Program, platform: str) -> Program:
+def _lowered(program: Program, platform: str, done: dict[int, Any]) -> Program:
     if not program.any(lambda equation: equation.name == "conv_general_dilated"):
         return program
     constants, equations = dict(program.constants), list[Equation]()
     for equation in program.equations:
         if (form := _form(equation, platform)) is None:
-            equations.append(equation.with_inner(partial(_lowered, platform=platform)))
+            equations.append(equation.with_inner(partial(_lowered, platform=platform, done=done), done))
         else:
             with compat.on_platform(platform):
                 new = expand(form, equation, equation.inputs, constants)
@@ -83,5 +83,5 @@ def _with_precision(equation: Equation, precision: Any) -> Equation:
     def within(program: Program) -> Program:
         return program.replace(equations=[_with_precision(e, precision) for e in program.equations])
 
-    new = equation.with_inner(within)
+    new = equation.with_inner(within, {})
     return new.replace(precision=precision) if "precision" in new.params else new
