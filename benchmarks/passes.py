@@ -193,11 +193,10 @@ def slowed_down(paths: Sequence[Path], rounds: int) -> list[str]:
             for key, optimize in ((WITH, True), (WITHOUT, False)):
                 model = onnx2jax.convert(path, optimize=optimize)
                 calls[key] = partial(model.run, None, models.inputs(path, model))
-                calls[key]()
+            work, wall = ratios(compare(calls, rounds=rounds, discard=0.02))
         except OnnxError as error:  # drawn inputs that do not fit
             print(f"| all | {name} | not measured: {str(error).splitlines()[0][:80]} | |", flush=True)
             continue
-        work, wall = ratios(compare(calls, rounds=rounds, discard=0.02))
         print(f"| all | {name} | {work:.2f} | {wall:.2f} |", flush=True)
         slowed += [name] if min(work, wall) > SLOWER else []
         jax.clear_caches()

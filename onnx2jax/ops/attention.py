@@ -221,11 +221,14 @@ def attend(q, k, v, *, biases=(), masks=(), read=None, ends=None, past=None, kee
     terms = biases, masks, (read, ends)
     if keep_scores:
         return _attend(q, k, v, *terms, lambda x: x, **options)
-    shape, outputs = (q.shape[2], k.shape[2]), []
-    for start, stop, keys in _parts(*shape, past):
+    shape = q.shape[2], k.shape[2]
+    if len(parts := _parts(*shape, past)) == 1:
+        return _by_blocks(q, k, v, terms, lambda x: x, **options), (None,) * 5
+    outputs = []
+    for start, stop, keys in parts:
         part = partial(_part, shape, start, stop, keys)
         outputs.append(_by_blocks(q[:, :, start:stop], k[:, :, :keys], v[:, :, :keys], terms, part, **options))
-    return outputs[0] if len(outputs) == 1 else jnp.concatenate(outputs, axis=2), (None,) * 5
+    return jnp.concatenate(outputs, axis=2), (None,) * 5
 
 
 def _by_blocks(q, k, v, terms, part, **options):

@@ -349,7 +349,7 @@ class FineTuning(TrainingEngine):
 
         >>> import numpy as np, onnx2jax, optax
         >>> model = onnx2jax.convert(onnx2jax.demo_model())
-        >>> tuned = onnx2jax.finetune(model, lambda logits, batch: (logits**2).mean(), optax.sgd(0.1))
+        >>> tuned = onnx2jax.finetune(model, lambda logits, batch: (logits**2).mean(), optax.sgd(0.003))
         >>> batches = [{"image": np.ones((4, 1, 8, 8), np.float32)}] * 100
         >>> for state, metrics in tuned.fit(batches):
         ...     if metrics["loss"] < 1:
