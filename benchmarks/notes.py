@@ -200,7 +200,7 @@ READY: Final = Explanation(
         "until the first result, a call 79 to 21 ms).",
         "In use: operators traced in their form for a CPU alone, convolutions lowered once, after tracing (YOLOX-nano "
         "2.05 to 1.72 s, a classifier of text lines 2.26 to 1.92). For gradients in 32-bit mode, the backward pass "
-        "traced once rather than three times (MobileNetV2 8 to 3 s), and a training step for a CPU alone (4.9 to 1.9).",
+        "traced once rather than three times (MobileNetV2 8 to 3 s), and a training step for a CPU alone (5 to 2).",
         "The same by calls that are not inlined: no gain. By optimization_barrier, or images as rows: XLA removes "
         "the one and fuses across the other.",
         "xla_backend_optimization_level=1: 2.05 to 1.75 s, calls as long (EfficientNet 4.2 to 4.05); 0: 1.3 s, calls "

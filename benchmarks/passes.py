@@ -128,7 +128,6 @@ TRAINING: Final[dict[str, tuple[Case, ...]]] = {
         Case("ResNet-50 of 64 x 64", partial(resnet50, size=64), 8),
         Case("UNet", networks.NETWORKS["unet"]),
     ),
-    "lower_convolutions": (Case("ResNet-50 of 32 x 32", partial(resnet50, size=32), 2),),
     "dot_transpose": (Case("BERT of 4 layers", partial(bert, length=128, layers=4, vocabulary=1000), 8),),
 }
 

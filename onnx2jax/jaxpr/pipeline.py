@@ -151,8 +151,6 @@ PASSES: Final = (
 TRAINING_PASSES: Final = (
     # Puts images channels last, forward and backward. A step of MobileNetV2: 0.48; ResNet-50: 0.77; UNet: 0.94.
     Pass("layout_assignment", _imported("cpu.train_conv", "assign_layouts"), _has_convolution),
-    # Lowers the other convolutions, each by itself.
-    Pass("lower_convolutions", _imported("any.lower_convolutions", "lower")),
     # Swaps operands of products that are read transposed. Four layers of BERT: 0.93; 128 x 512 alone: 0.52.
     Pass("dot_transpose", _imported("cpu.dot_layout", "swap_transposed")),
 )
@@ -212,12 +210,31 @@ def with_passes(function: Callable[..., Any], skip: Collection[str] = ()) -> Cal
 
     @wraps(function)
     def inside(*args: Any) -> Any:
-        with compat.on_platform("cpu", keeps_convolutions=True):
-            closed, results = jax.make_jaxpr(function, return_shape=True)(*args)
-        program = run_training(closed, len(jax.tree.leaves(args[0])), Passes().skipping(*skip))
+        options = Passes().skipping(*skip)
+        closed, results = _traced_for_cpu(function, args, "layout_assignment" not in skip)
+        if closed.effects or not _lowers_convolutions(closed):  # then their forms for a CPU are differentiated
+            options = options.skipping("layout_assignment")
+            closed, results = _traced_for_cpu(function, args, False)
+        program = run_training(closed, len(jax.tree.leaves(args[0])), options)
         return jax.tree.unflatten(jax.tree.structure(results), as_function(program)(*jax.tree.leaves(args)))
 
     return inside
+
+
+def _traced_for_cpu(function: Callable[..., Any], args: Sequence[Any], keeps_convolutions: bool) -> Any:
+    """The ClosedJaxpr of a function, and the types of its results."""
+    with compat.on_platform("cpu", keeps_convolutions):
+        return jax.make_jaxpr(partial(function), return_shape=True)(*args)  # a new function: JAX keeps traces of each
+
+
+def _lowers_convolutions(closed: Any) -> bool:
+    """Whether the training passes lower all convolutions of a program, if it has some."""
+    program = guarded("read", lambda: Program.of(closed))
+    if program is None or not program.any(lambda equation: equation.name == "conv_general_dilated"):
+        return True
+    from .passes.cpu.train_conv import pays
+
+    return pays(program)
 
 
 def _rewritten(passes: Sequence[Pass], closed: Any, parameters: int, options: Passes) -> tuple[Any, Program | None]:

@@ -257,16 +257,17 @@ class CompiledStep:
         return self._jitted(foreign, optimize and is_cpu(device_of(jax.tree.leaves(args))))
 
     def _jit(self, foreign: bool, optimize: bool) -> Any:
+        inner = with_passes(self.compute, self.training._settings.skip) if optimize else self.compute
+
         @wraps(self.compute)
         def compute(*args: Any) -> Any:
             self.training.compilations += not foreign
             if not foreign:
                 progress.announce(f"compiling the {'training step' if self.updates else 'evaluation'}")
-            return self.compute(*args)
+            return inner(*args)
 
-        inner = with_passes(compute, self.training._settings.skip) if optimize else compute
         jitted = jax.jit(
-            in_auto_axes(inner, batch=2, state=0 if self.updates else None),
+            in_auto_axes(compute, batch=2, state=0 if self.updates else None),
             # A derivative keeps what it was given; in a program of the caller, donation has no effect.
             donate_argnums=0 if self.donate and not foreign else (),
             out_shardings=self._out_shardings,

@@ -123,13 +123,8 @@ def test_what_onnx_does_not_have_is_left(dtype: str, result: str, extent: int) -
     def function(w: Any, x: Any) -> Any:
         return lax.conv_general_dilated(x, w, (1, 1), "SAME", preferred_element_type=result)
 
-    operands = W.astype(dtype), X[:, :, :extent].astype(dtype)
-    closed = traced(function, *operands)
-    assert rewritten(lower, closed, platform="cuda").jaxpr.eqns == closed.jaxpr.eqns
-    lowered = rewritten(lower, closed)  # a CPU sums in float32
-    assert (lowered.jaxpr.eqns == closed.jaxpr.eqns) is (dtype != "bfloat16")
-    ours, plain = jax.jit(lambda *xs: [as_function(p)(*xs)[0] for p in (lowered, closed)])(*operands)
-    np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-5)
+    closed = traced(function, W.astype(dtype), X[:, :, :extent].astype(dtype))
+    assert rewritten(lower, closed).jaxpr.eqns == closed.jaxpr.eqns
 
 
 def test_callers_get_all_platforms_after_a_call_of_the_models_own() -> None:

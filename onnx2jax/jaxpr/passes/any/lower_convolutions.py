@@ -47,16 +47,9 @@ def _lowered(program: Program, platform: str, done: dict[int, Any]) -> Program:
 
 def _form(equation: Equation, platform: str) -> Callable[..., Any] | None:
     """The function of the operands that replaces an equation; None where it stays."""
-    if equation.name != "conv_general_dilated" or _is_channels_last(equation):
-        return None
     result, params = equation.outputs[0].aval, equation.params
-    if 0 in result.shape:  # perhaps of windows larger than the image, which ONNX does not have
+    if equation.name != "conv_general_dilated" or 0 in result.shape:  # as of windows that are larger than the image
         return None
-    if platform == "cpu":
-        from ..cpu.train_conv import by_itself, can_lower
-
-        if can_lower(equation):
-            return partial(by_itself, equation)
     if params["batch_group_count"] != 1 or any(spec != plain(len(spec)) for spec in params["dimension_numbers"]):
         return None
     problem = equation.convolution
@@ -65,12 +58,6 @@ def _form(equation: Equation, platform: str) -> Callable[..., Any] | None:
         return partial(_of_bytes, how)
     is_float = jnp.issubdtype(result.dtype, jnp.floating)  # conv returns sums of integers in a wider type
     return (lambda x, w: conv(x, w, *how)) if is_float and result.dtype == problem.dtype else None
-
-
-def _is_channels_last(equation: Equation) -> bool:
-    """Whether it has been lowered: as the exact form of what Winograd's algorithm computes, it stays."""
-    image = equation.params["dimension_numbers"].lhs_spec
-    return image == (0, len(image) - 1, *range(1, len(image) - 1))
 
 
 def _of_bytes(how: tuple[Any, ...], x: Any, w: Any) -> Any:

@@ -33,7 +33,7 @@ from .layout_assignment import Rule, channels_last, traced
 
 def _rule(equation: Equation, operands: Sequence[OrderedArray]) -> list[OrderedArray] | None:
     (x, w), params, aval = operands, equation.params, equation.outputs[0].aval
-    if not can_lower(equation) or 0 in (*x.shape, *w.shape, *aval.shape):
+    if not _can_lower(equation) or 0 in (*x.shape, *w.shape, *aval.shape):
         return None
     (image, kernel, result), problem = params["dimension_numbers"], equation.convolution
     how = lowering(problem, "training")
@@ -49,7 +49,7 @@ def _rule(equation: Equation, operands: Sequence[OrderedArray]) -> list[OrderedA
     return [OrderedArray(y, (result[0], *result[2:], result[1]), aval=aval)]
 
 
-def can_lower(equation: Equation) -> bool:
+def _can_lower(equation: Equation) -> bool:
     """Whether it is a convolution of floating numbers."""
     types = {np.dtype(t) for t in (np.float32, np.float16, jnp.bfloat16)}
     return equation.name == "conv_general_dilated" and equation.inputs[0].aval.dtype in types
@@ -114,13 +114,22 @@ def _apart(x: Any, window: Window, stretch: tuple[int, ...]) -> Any:
 
 def assign_layouts(program: Program) -> Program:
     """A training step, channels last; what is computed of its state element by element keeps the state's layout."""
-    return channels_last(program, _chosen, can_lower, stays=program.parameters)
+    return channels_last(program, _chosen, _can_lower, stays=program.parameters)
 
 
-def by_itself(equation: Equation, x: Any, w: Any) -> Any:
-    """The result of a convolution that ``can_lower``, in the order of its trace."""
-    results = _rule(equation, [OrderedArray(x), OrderedArray(w)])
-    return equation.bind([x, w])[0] if results is None else results[0].plain()
+def pays(program: Program) -> bool:
+    """Whether ``assign_layouts`` gains for a program with convolutions, and reaches all of them.
+
+    It does not reach those in what the backward pass recomputes, and in loops.
+    """
+    flat = program.inlined()
+    if any(p.any(_is_convolution) for e in flat.equations for p in e.inner):
+        return False
+    return _chosen([*filter(_can_lower, flat.equations)]) is not None
+
+
+def _is_convolution(equation: Equation) -> bool:
+    return equation.name == "conv_general_dilated"
 
 
 def _chosen(convolutions: Sequence[Equation]) -> Rule | None:
