@@ -118,7 +118,7 @@ def test_other_chains_are_not_folded(name: str) -> None:
     assert "scaled" not in str(changed(LEFT[name], ALL)[0])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.extended)])
 @pytest.mark.parametrize(
     ("weights", "group", "name"),
     [(W, 1, "conv_general_dilated"), (W[:, :, :1, :1], 1, "dot_general"), (W[:3, :1], 3, "mul")],

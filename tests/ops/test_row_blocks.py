@@ -58,7 +58,7 @@ def test_gradients_with_a_block_that_overlaps_the_one_before(dtype, monkeypatch)
         np.testing.assert_allclose(np.asarray(b, np.float32), np.asarray(a, np.float32), rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("past", [0, 3])
+@pytest.mark.parametrize("past", [3, pytest.param(0, marks=pytest.mark.extended)])
 def test_causal_attention_reads_keys_up_to_the_end_of_each_part(past, monkeypatch):
     """With a mask of all queries and one of all keys; gradients too, and no scores of later keys."""
     q, k, v = (jnp.asarray(x, np.float32) for x in (LONG, LONG[:, :2], LONG[:, 2:]))

@@ -151,7 +151,9 @@ def test_images_of_one_axis() -> None:
     assert_close(metrics, expected)
 
 
-@pytest.mark.parametrize("policy", ["everything_saveable", "nothing_saveable"])
+@pytest.mark.parametrize(
+    "policy", ["nothing_saveable", pytest.param("everything_saveable", marks=pytest.mark.extended)]
+)
 def test_convolutions_that_a_checkpoint_recomputes(policy: str) -> None:
     """They have no images channels first, for which XLA:CPU has no fast kernel."""
     x, w = normal(1, 2, 9, 9), normal(2, 2, 3, 3)
