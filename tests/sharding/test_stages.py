@@ -305,7 +305,7 @@ def test_calls_that_are_refused() -> None:
     same(staged(mixing())[0](X), X - X.mean(0))
 
 
-@pytest.mark.parametrize("microbatches", [1, 2])
+@pytest.mark.parametrize("microbatches", [2, pytest.param(1, marks=pytest.mark.extended)])
 def test_gradients_inside_vmap_return_to_their_stage(microbatches: int) -> None:
     """JAX itself does not see there on which devices a value was."""
     spread, plain = staged(mlp(), microbatches=microbatches)[0], onnx2jax.convert(mlp())
