@@ -66,6 +66,7 @@ from .tracing import in_64_bits as in_64_bits
 from .tracing import in_a_program as in_a_program
 from .tracing import is_transformed as is_transformed
 from .tracing import keeps_convolutions as keeps_convolutions
+from .tracing import on_any_platform as on_any_platform
 from .tracing import on_platform as on_platform
 from .tracing import outside as outside
 from .tracing import platform as platform

@@ -6,7 +6,7 @@ import functools
 import importlib
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any, Final
 
@@ -228,6 +228,11 @@ def on_platform(name: str, keeps_convolutions: bool = False) -> Iterator[None]:
 def platform() -> str:
     """The platform for which programs are traced; "" for any."""
     return _platform.get()
+
+
+def on_any_platform() -> AbstractContextManager[None]:
+    """A context for users' functions: JAX keeps the traces of those that are jitted for other callers."""
+    return on_platform("")
 
 
 def keeps_convolutions() -> bool:

@@ -246,7 +246,7 @@ def _call(node: Node, values: list[Any], scope: Scope, context: Context) -> Any:
         attributes = {**fixtures(node, node.target, scope, context), **attributes}
     function = node.target.function if node.casts is None else partial(node.casts.call, node.target.function)
     if compat.keeps_convolutions() and not is_built_in(node.target):
-        with compat.on_platform(""):  # JAX keeps the traces of a user's jitted functions for other callers
+        with compat.on_any_platform():
             return function(*values, **attributes)
     return function(*values, **attributes)
 

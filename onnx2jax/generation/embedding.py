@@ -70,7 +70,7 @@ class Embedding:
     def __call__(self, params: Mapping[str, Any], tokens: Any) -> Any:
         """Embeddings [batch, count, size] of tokens int[batch, count]; traceable."""
         if self.lookup is None:
-            with compat.on_platform(""):  # JAX keeps the traces of jitted functions for other callers
+            with compat.on_any_platform():
                 return jnp.asarray(self.function(tokens))
         rows = {n.removeprefix(PREFIX): v for n, v in params.items() if n.startswith(PREFIX)}
         return self.lookup.apply(rows, **{self._tokens: tokens.astype(self._dtype)})

@@ -83,7 +83,7 @@ class UserFunction:
             InputValueError: it returns no array.
         """
         try:
-            with compat.on_platform(""):  # JAX keeps the traces of jitted functions for other callers
+            with compat.on_any_platform():
                 result = self.function(first, second)
         except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
             raise InputTypeError(

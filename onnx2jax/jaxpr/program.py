@@ -342,6 +342,11 @@ def _callee(equation: Equation, operands: list[Any], opens: Opens, platform: str
     return None
 
 
+def is_convolution(equation: Equation) -> bool:
+    """Whether it is ``lax.conv_general_dilated``."""
+    return equation.name == "conv_general_dilated"
+
+
 def is_platform_choice(equation: Equation) -> bool:
     """Whether it is one of ``lax.platform_dependent``."""
     return equation.name == "cond" and bool(equation.params.get("branches_platforms"))

@@ -122,7 +122,7 @@ def conv(x, w, window, groups=1, stretch=()):
     if is_known((x, w)) and x.ndim > 2 and x.dtype == w.dtype:
         return convolve_numpy(*_widened(x, w), window, groups, stretch)
     x, w = jnp.asarray(x), jnp.asarray(w)
-    forms = {"cpu": _on_cpu, "cuda": _on_cuda, "default": _native}
+    forms = {"cpu": on_cpu, "cuda": _on_cuda, "default": _native}
     problem = Problem(x.dtype, (x.shape[0], *x.shape[2:]), w.shape, window, groups, stretch)
     if (name := lowering(problem, "tpu")) != "native":
         forms["tpu"] = {"patches": _patches, "toeplitz": _finite_toeplitz, "rows": _by_rows}[name]
@@ -225,9 +225,9 @@ def _on_cuda(x, w, window, groups, stretch=()):
     return lax.transpose(y, (0, y.ndim - 1, *range(1, y.ndim - 1)))
 
 
-def _on_cpu(x, w, window, groups, stretch=()):
-    """Channels last; half precision is summed in float32 and rounded once."""
-    y = convolve(lax.transpose(x, (0, *range(2, x.ndim), 1)), w, window, groups, stretch).astype(x.dtype)
+def on_cpu(x, w, window, groups, stretch=(), dtype=None):
+    """Channels last; half precision is summed in float32 and rounded once, to a dtype or that of x."""
+    y = convolve(lax.transpose(x, (0, *range(2, x.ndim), 1)), w, window, groups, stretch).astype(dtype or x.dtype)
     return lax.transpose(y, (0, y.ndim - 1, *range(1, y.ndim - 1)))
 
 

@@ -91,7 +91,7 @@ class Objective:
 
         def loss(results: Sequence[Any], batch: Arrays) -> tuple[Any, Metrics]:
             try:
-                with compat.on_platform(""):  # JAX keeps the traces of a user's jitted functions for other callers
+                with compat.on_any_platform():
                     result = self.loss(as_outputs(fields, results), batch)
             except (TypeError, ValueError, KeyError) as e:
                 e.add_note(f"in the loss of finetune, loss(outputs, batch), whose batch is a dict of {list(batch)}")

@@ -73,7 +73,7 @@ def test_every_lowering_matches_the_definition():
     for place, (x, w, options) in enumerate(map(operands, FORMS)):
         expected[place] = plain(x, w, **options)
         window, groups = geometry(w, **options)
-        for form in (conv.conv, conv._native, conv._on_cpu):
+        for form in (conv.conv, conv._native, conv.on_cpu):
             calls[place, form.__name__] = partial(form, window=window, groups=groups), (x, w)
     pairs = {name: (got, expected[name[0]]) for name, got in joined(calls).items()}
     assert not differences(pairs, rtol=1e-4, atol=1e-4)
@@ -86,7 +86,7 @@ def test_transposed_convolution_is_the_adjoint():
         back = f32(*y.shape)
         images[place], expected[place] = x, np.vdot(y, back)
         where = y.shape[2:], x.shape[2:], *geometry(w, **options)
-        for form in (conv._native, conv._on_cpu):
+        for form in (conv._native, conv.on_cpu):
             transposed = lambda y, w, form=form, where=where: form(y, *conv._mirrored(w, *where))  # noqa: E731
             calls[place, form.__name__] = transposed, (back, w)
     pairs = {name: (np.vdot(got, images[name[0]]), expected[name[0]]) for name, got in joined(calls).items()}

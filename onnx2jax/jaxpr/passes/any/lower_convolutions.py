@@ -17,13 +17,11 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from .... import compat
-from ....ops import conv_cpu
-from ....ops.conv import conv
+from ....ops.conv import conv, on_cpu
 from ...axis_orders import plain
-from ...program import Equation, Program, expand
+from ...program import Equation, Program, expand, is_convolution
 
 
 def lower(program: Program) -> Program:
@@ -32,7 +30,7 @@ def lower(program: Program) -> Program:
 
 
 def _lowered(program: Program, platform: str, done: dict[int, Any]) -> Program:
-    if not program.any(lambda equation: equation.name == "conv_general_dilated"):
+    if not program.any(is_convolution):
         return program
     constants, equations = dict(program.constants), list[Equation]()
     for equation in program.equations:
@@ -48,22 +46,16 @@ def _lowered(program: Program, platform: str, done: dict[int, Any]) -> Program:
 def _form(equation: Equation, platform: str) -> Callable[..., Any] | None:
     """The function of the operands that replaces an equation; None where it stays."""
     result, params = equation.outputs[0].aval, equation.params
-    if equation.name != "conv_general_dilated" or 0 in result.shape:  # as of windows that are larger than the image
+    if not is_convolution(equation) or 0 in result.shape:  # as of windows that are larger than the image
         return None
     if params["batch_group_count"] != 1 or any(spec != plain(len(spec)) for spec in params["dimension_numbers"]):
         return None
     problem = equation.convolution
     how = problem.window, problem.groups, problem.stretch if problem.is_apart else ()
     if (problem.dtype, result.dtype) == (np.int8, np.int32) and platform == "cpu":
-        return partial(_of_bytes, how)
+        return lambda x, w: on_cpu(x, w, *how, dtype=np.int32)
     is_float = jnp.issubdtype(result.dtype, jnp.floating)  # conv returns sums of integers in a wider type
     return (lambda x, w: conv(x, w, *how)) if is_float and result.dtype == problem.dtype else None
-
-
-def _of_bytes(how: tuple[Any, ...], x: Any, w: Any) -> Any:
-    """A convolution of int8, in int32."""
-    y = conv_cpu.convolve(lax.transpose(x, (0, *range(2, x.ndim), 1)), w, *how)
-    return lax.transpose(y, (0, y.ndim - 1, *range(1, y.ndim - 1)))
 
 
 def _with_precision(equation: Equation, precision: Any) -> Equation:

@@ -27,7 +27,7 @@ from ....ops.conv_cpu import convolve, depthwise, product
 from ....ops.conv_rules import Problem, lowering
 from ....ops.window import Window, taps
 from ...axis_orders import OrderedArray, permuted
-from ...program import Equation, Program
+from ...program import Equation, Program, is_convolution
 from .layout_assignment import Rule, channels_last, traced
 
 
@@ -52,7 +52,7 @@ def _rule(equation: Equation, operands: Sequence[OrderedArray]) -> list[OrderedA
 def _can_lower(equation: Equation) -> bool:
     """Whether it is a convolution of floating numbers."""
     types = {np.dtype(t) for t in (np.float32, np.float16, jnp.bfloat16)}
-    return equation.name == "conv_general_dilated" and equation.inputs[0].aval.dtype in types
+    return is_convolution(equation) and equation.inputs[0].aval.dtype in types
 
 
 def _of_weights(x: Any, g: Any, window: Window, blocks: tuple[int, ...], is_depthwise: bool, dtype: Any) -> Any:
@@ -123,13 +123,9 @@ def pays(program: Program) -> bool:
     It does not reach those in what the backward pass recomputes, and in loops.
     """
     flat = program.inlined()
-    if any(p.any(_is_convolution) for e in flat.equations for p in e.inner):
+    if any(p.any(is_convolution) for e in flat.equations for p in e.inner):
         return False
     return _chosen([*filter(_can_lower, flat.equations)]) is not None
-
-
-def _is_convolution(equation: Equation) -> bool:
-    return equation.name == "conv_general_dilated"
 
 
 def _chosen(convolutions: Sequence[Equation]) -> Rule | None:
