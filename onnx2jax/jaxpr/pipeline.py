@@ -19,7 +19,7 @@ import numpy as np
 
 from .. import compat, debug
 from ..errors import InputTypeError, InputValueError, OptimizationWarning
-from .program import Program, as_function
+from .program import Program, as_function, is_convolution
 
 if TYPE_CHECKING:
     from .passes.any.hoist_params import SplitProgram
@@ -210,9 +210,9 @@ def with_passes(function: Callable[..., Any], skip: Collection[str] = ()) -> Cal
 
     @wraps(function)
     def inside(*args: Any) -> Any:
-        options = Passes().skipping(*skip)
-        closed, results = _traced_for_cpu(function, args, "layout_assignment" not in skip)
-        if closed.effects or not _lowers_convolutions(closed):  # then their forms for a CPU are differentiated
+        options, assigns = Passes().skipping(*skip), "layout_assignment" not in skip
+        closed, results = _traced_for_cpu(function, args, assigns)
+        if assigns and not _lowers_convolutions(closed):  # then their forms for a CPU are differentiated
             options = options.skipping("layout_assignment")
             closed, results = _traced_for_cpu(function, args, False)
         program = run_training(closed, len(jax.tree.leaves(args[0])), options)
@@ -230,8 +230,10 @@ def _traced_for_cpu(function: Callable[..., Any], args: Sequence[Any], keeps_con
 def _lowers_convolutions(closed: Any) -> bool:
     """Whether the training passes lower all convolutions of a program, if it has some."""
     program = guarded("read", lambda: Program.of(closed))
-    if program is None or not program.any(lambda equation: equation.name == "conv_general_dilated"):
+    if program is None or not program.any(is_convolution):
         return True
+    if closed.effects:  # no pass runs
+        return False
     from .passes.cpu.train_conv import pays
 
     return pays(program)

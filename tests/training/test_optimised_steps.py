@@ -170,6 +170,26 @@ def test_convolutions_that_a_checkpoint_recomputes(policy: str) -> None:
     assert "[b, f, 0, 1]" not in step.lower(w, x).as_text()
 
 
+@pytest.mark.parametrize(("skip", "times"), [((), 2), (("layout_assignment",), 1)])
+def test_a_function_is_traced_again_only_where_layouts_do_not_pay(skip: tuple[str, ...], times: int) -> None:
+    """Two pixels by so many weights; without convolutions once, with effects too."""
+    traces = list[str]()
+
+    def convolved(w: Any, x: Any) -> Any:
+        traces.append("convolution")
+        return conv(x, w, window_of((3, 3), (3, 3))).sum()
+
+    def printed(w: Any, x: Any) -> Any:
+        traces.append("effect")
+        jax.debug.callback(lambda _: None, x)
+        return (x * w).sum()
+
+    types = jax.ShapeDtypeStruct((8, 8, 3, 3), np.float32), jax.ShapeDtypeStruct((2, 8, 3, 3), np.float32)
+    jax.jit(pipeline.with_passes(convolved, skip)).trace(*types)
+    jax.jit(pipeline.with_passes(printed, skip)).trace(types[0], types[0])
+    assert (traces.count("convolution"), traces.count("effect")) == (times, 1)
+
+
 def test_a_transformed_call_is_not_optimised(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     run = pipeline.run_training
